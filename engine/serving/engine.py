@@ -1,0 +1,75 @@
+"""The engine step: schedule, run, postprocess."""
+
+from engine.config import ConfigError, EngineConfig
+from engine.model.llama import Llama
+from engine.serving.request import Request, SamplingParams, Update
+from engine.serving.runner import MAX_STOP_IDS, Runner
+from engine.serving.scheduler import Scheduler
+
+
+class Engine:
+    """One model on one device, serving many sequences at once. Not thread-safe: one owner steps it."""
+
+    def __init__(self, config: EngineConfig, model: Llama) -> None:
+        self.config = config
+        self.eos_ids = model.config.eos_token_ids
+        self.vocab_size = model.config.vocab_size
+        self.scheduler = Scheduler(config)
+        self.runner = Runner(config, model)
+        self._queued = 0
+
+    def add(self, request_id: int, prompt: list[int], params: SamplingParams, priority: int = 0) -> None:
+        """Queue one request. Raises ConfigError, naming value and limit, when it can never run."""
+        max_length = len(prompt) + params.max_tokens
+        stop_ids = params.stop_token_ids if params.ignore_eos else (*self.eos_ids, *params.stop_token_ids)
+        pool = self.scheduler.pool
+        if not prompt:
+            raise ConfigError("the prompt is empty; at least 1 token is needed")
+        if params.max_tokens < 1:
+            raise ConfigError(f"max_tokens is {params.max_tokens}; at least 1 is needed")
+        if bad := [token for token in prompt if not 0 <= token < self.vocab_size]:
+            raise ConfigError(f"token id {bad[0]} is outside the vocabulary of {self.vocab_size}")
+        if max_length > self.config.max_model_len:
+            raise ConfigError(
+                f"{len(prompt)} prompt tokens + max_tokens {params.max_tokens} = {max_length} exceed "
+                f"the context of {self.config.max_model_len}"
+            )
+        if pool.blocks_for(max_length) > pool.capacity:
+            raise ConfigError(
+                f"{max_length} tokens need {pool.blocks_for(max_length)} KV blocks; there are {pool.capacity}"
+            )
+        if len(stop_ids) > MAX_STOP_IDS:
+            raise ConfigError(f"{len(stop_ids)} stop token ids; at most {MAX_STOP_IDS} are possible")
+        self.scheduler.add(Request(request_id, list(prompt), params, stop_ids, max_length, priority))
+
+    def cancel(self, request_id: int) -> None:
+        self.scheduler.cancel(request_id)
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work
+
+    def step(self) -> list[Update]:
+        """Queue steps up to the configured depth, then apply the results of the oldest one."""
+        while self._queued < self.config.queue_depth and (plan := self.scheduler.schedule()):
+            self.runner.launch(plan)
+            self._queued += 1
+        if self._queued == 0:
+            return self.scheduler.take_ended()
+        self._queued -= 1
+        return self.scheduler.process(self.runner.collect())
+
+    def check(self) -> None:
+        """Assert the integrity of every structure; for tests after each step, in production when idle."""
+        self.scheduler.check()
+
+    def stats(self) -> dict[str, int]:
+        """Counters and gauges of this moment."""
+        pool = self.scheduler.pool
+        return {
+            "running": len(self.scheduler.running),
+            "waiting": self.scheduler.waiting,
+            "kv_blocks_used": pool.capacity - pool.free,
+            "kv_blocks": pool.capacity,
+            "preemptions": self.scheduler.preemptions,
+        }

@@ -1,0 +1,86 @@
+"""What a caller asks for, and what the scheduler knows of it while it runs."""
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to choose tokens and when to stop.
+
+    temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off. seed: any int64; two requests of equal
+    prompt and seed give equal output whatever else runs. stop strings are the front end's business: the
+    engine sees token ids only.
+    """
+
+    max_tokens: int = 16
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    ignore_eos: bool = False
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+
+    @property
+    def filters(self) -> bool:
+        return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
+
+
+class Finish(IntEnum):
+    """Why a request ended; NOT_YET is no end."""
+
+    NOT_YET = 0
+    STOP = 1
+    LENGTH = 2
+    CANCELLED = 3
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One sequence in the engine. Only the scheduler writes it.
+
+    tokens holds the prompt and every generated token whose result was read. The two counters run ahead of
+    it while steps are queued: `planned` is the length (tokens) and `computed` the number of positions with
+    KV that the sequence will have, at most, once all queued steps have run.
+    """
+
+    id: int
+    tokens: list[int]
+    params: SamplingParams
+    stop_ids: tuple[int, ...]
+    max_length: int
+    priority: int = 0
+    order: tuple[int, int] = (0, 0)
+    prompt_length: int = 0
+    planned: int = 0
+    computed: int = 0
+    cached: int = 0
+    slot: int = -1
+    blocks: list[int] = field(default_factory=list)
+    granted: int = 0
+    published: int = 0
+    chain: int = 0
+    in_flight: int = 0
+    finish: Finish = Finish.NOT_YET
+
+    def __post_init__(self) -> None:
+        self.prompt_length = self.planned = len(self.tokens)
+
+    @property
+    def pending(self) -> int:
+        """Tokens whose KV is not yet computed nor planned; 0 when nothing is left to plan."""
+        if self.planned >= self.max_length:
+            return 0
+        return self.planned - self.computed
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """News of one request: new token ids, and the reason if it has ended."""
+
+    request_id: int
+    token_ids: list[int]
+    finish: Finish
+    cached_tokens: int

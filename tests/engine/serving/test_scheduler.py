@@ -1,0 +1,173 @@
+"""The scheduler alone, against a device that is three lines of Python: no torch here."""
+
+import random
+from collections import deque
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.serving.plan import Plan, RingRow
+from engine.serving.request import Finish, Request, SamplingParams, Update
+from engine.serving.scheduler import Scheduler
+
+
+def make_scheduler(**changes: object) -> Scheduler:
+    values: dict[str, object] = dict(
+        device="cpu", dtype="float32", max_model_len=64, num_blocks=12, block_size=4, max_num_seqs=4,
+        max_batched_tokens=8, prefix_cache=True,
+    )  # fmt: skip
+    return Scheduler(EngineConfig(**(values | changes)))
+
+
+class Device:
+    """Follows Plans: knows lengths by slot, emits tokens 100, 101, … and finishes at max_length."""
+
+    def __init__(self) -> None:
+        self.length: dict[int, int] = {}
+        self.limit: dict[int, int] = {}
+        self.blocks: dict[int, list[int]] = {}
+
+    def run(self, plan: Plan) -> list[RingRow]:
+        for admit in plan.admits:
+            self.length[admit.slot] = len(admit.tokens)
+            self.limit[admit.slot] = admit.max_length
+            self.blocks[admit.slot] = []
+        for grant in plan.grants:
+            assert grant.first_index == len(self.blocks[grant.slot]), "a grant leaves a gap"
+            self.blocks[grant.slot] += grant.blocks
+        slots = [d.slot for d in plan.decodes] + [c.slot for c in plan.chunks if c.sample]
+        return [self._emit(slot) for slot in slots]
+
+    def _emit(self, slot: int) -> RingRow:
+        if self.length[slot] >= self.limit[slot]:
+            return RingRow(slot, (), True)
+        self.length[slot] += 1
+        return RingRow(slot, (99 + self.length[slot],), self.length[slot] >= self.limit[slot])
+
+
+def request(request_id: int, prompt: int, max_tokens: int, priority: int = 0) -> Request:
+    return Request(
+        request_id,
+        list(range(prompt)),
+        SamplingParams(max_tokens=max_tokens),
+        (),
+        prompt + max_tokens,
+        priority,
+    )
+
+
+def drive(scheduler: Scheduler, depth: int) -> list[Update]:
+    device, queue, news = Device(), deque(), []
+    while scheduler.has_work:
+        while len(queue) < depth and (plan := scheduler.schedule()):
+            queue.append(device.run(plan))
+        assert queue or not scheduler.running, "nothing planned, nothing queued, yet requests run"
+        news += scheduler.process(queue.popleft()) if queue else scheduler.take_ended()
+        scheduler.check()
+    return news
+
+
+def test_a_long_prompt_is_cut_and_decodes_go_first() -> None:
+    scheduler = make_scheduler(num_blocks=20)
+    device = Device()
+    scheduler.add(request(0, 3, 5))
+    scheduler.process(device.run(scheduler.schedule()))
+    scheduler.add(request(1, 20, 2))
+    plans = []
+    while scheduler.has_work:
+        plan = scheduler.schedule()
+        plans.append(plan)
+        scheduler.process(device.run(plan))
+    assert [(len(p.decodes), [c.count for c in p.chunks]) for p in plans[:3]] == [
+        (1, [7]),
+        (1, [7]),
+        (1, [6]),
+    ]
+    assert [c.sample for p in plans[:3] for c in p.chunks] == [False, False, True]
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_slots_and_blocks_stay_held_while_a_queued_step_names_them(depth: int) -> None:
+    scheduler = make_scheduler()
+    device = Device()
+    scheduler.add(request(0, 4, 30))
+    queue = deque(device.run(scheduler.schedule()) for _ in range(depth))
+    used = scheduler.pool.capacity - scheduler.pool.free
+    scheduler.cancel(0)
+    for remaining in range(depth, 0, -1):
+        assert scheduler.pool.capacity - scheduler.pool.free == used, f"{remaining} steps still write there"
+        scheduler.process(queue.popleft())
+    assert scheduler.pool.free == scheduler.pool.capacity
+    assert not scheduler.has_work
+
+
+def test_nothing_is_planned_past_max_tokens() -> None:
+    scheduler = make_scheduler()
+    device = Device()
+    scheduler.add(request(0, 4, 3))
+    plans = []
+    while plan := scheduler.schedule():
+        plans.append(device.run(plan))
+    assert len(plans) == 3
+
+
+def test_preemption_waits_for_queued_results_and_takes_the_last_arrival() -> None:
+    scheduler = make_scheduler(num_blocks=7, prefix_cache=False)
+    news = []
+    for i in range(2):
+        scheduler.add(request(i, 8, 12))
+    news = drive(scheduler, depth=3)
+    assert scheduler.preemptions >= 1
+    ends = [u.request_id for u in news if u.finish is not Finish.NOT_YET]
+    assert ends == [0, 1], "the first arrival is never the victim of a later one"
+
+
+def test_a_request_that_waits_can_be_cancelled() -> None:
+    scheduler = make_scheduler(max_num_seqs=1)
+    for i in range(3):
+        scheduler.add(request(i, 4, 4))
+    scheduler.cancel(1)
+    news = drive(scheduler, depth=1)
+    assert [(u.request_id, u.finish) for u in news if u.finish] == [
+        (1, Finish.CANCELLED), (0, Finish.LENGTH), (2, Finish.LENGTH),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_loads_finish_and_every_token_arrives_once(seed: int) -> None:
+    """Random lengths, priorities, pool sizes, budgets, depths and cancels; integrity after each step."""
+    rng = random.Random(seed)
+    scheduler = make_scheduler(
+        num_blocks=rng.randint(10, 30),
+        max_batched_tokens=rng.randint(4, 16),
+        prefix_cache=rng.random() < 0.5,
+    )
+    depth, device, queue = rng.randint(1, 4), Device(), deque()
+    todo = [request(i, rng.randint(1, 16), rng.randint(1, 20), rng.randint(0, 2)) for i in range(20)]
+    wanted = {r.id: r.params.max_tokens for r in todo}
+    got: dict[int, list[int]] = {r.id: [] for r in todo}
+    ends: dict[int, Finish] = {}
+    cancelled: set[int] = set()
+    for _ in range(5000):
+        if todo and rng.random() < 0.4:
+            scheduler.add(todo.pop())
+        if rng.random() < 0.03:
+            cancelled.add(victim := rng.randrange(20))
+            scheduler.cancel(victim)
+        while len(queue) < depth and (plan := scheduler.schedule()):
+            queue.append(device.run(plan))
+        for update in scheduler.process(queue.popleft()) if queue else scheduler.take_ended():
+            assert update.request_id not in ends
+            got[update.request_id] += update.token_ids
+            if update.finish is not Finish.NOT_YET:
+                ends[update.request_id] = update.finish
+        scheduler.check()
+        if not todo and not scheduler.has_work:
+            break
+    assert set(ends) == set(wanted), "some request never ended"
+    assert scheduler.pool.free == scheduler.pool.capacity
+    for i, finish in ends.items():
+        assert finish is Finish.LENGTH or (i in cancelled and finish is Finish.CANCELLED)
+        if finish is Finish.LENGTH:
+            assert len(got[i]) == wanted[i]
+            assert got[i] == list(range(got[i][0], got[i][0] + wanted[i])), "a token was lost or doubled"
