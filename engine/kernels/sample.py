@@ -52,6 +52,44 @@ def keep_mask(
     return torch.zeros_like(allowed).scatter_(1, order, allowed)
 
 
+def penalised(
+    logits: torch.Tensor,
+    tokens: torch.Tensor,
+    prompt_length: torch.Tensor,
+    length: torch.Tensor,
+    repetition: torch.Tensor,
+    presence: torch.Tensor,
+    frequency: torch.Tensor,
+) -> torch.Tensor:
+    """Logits (R, V) with the three penalties applied; all other arguments but tokens (R, L) are (R,).
+
+    repetition (Keskar et al., 2019, arXiv:1909.05858): positive logits of tokens seen in prompt or output are
+    divided by it, negative ones multiplied. presence and frequency (OpenAI API): subtracted once, and once
+    per occurrence, for tokens of the output. Counts come from the history itself: no other state exists.
+    """
+    index = torch.arange(tokens.shape[1], device=tokens.device)
+    known = index < length[:, None]
+    counts = torch.zeros(2, *logits.shape, dtype=torch.int32, device=logits.device)
+    counts[0].scatter_add_(1, tokens, known.int())
+    counts[1].scatter_add_(1, tokens, (known & (index >= prompt_length[:, None])).int())
+    factor = torch.where(counts[0] > 0, repetition[:, None], 1.0).to(logits.dtype)
+    logits = torch.where(logits > 0, logits / factor, logits * factor)
+    used = (counts[1] > 0) * presence[:, None] + counts[1] * frequency[:, None]
+    return logits - used.to(logits.dtype)
+
+
+def top_logprobs(
+    logits: torch.Tensor, tokens: torch.Tensor, count: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Natural-log probabilities under softmax(logits) (R, V): of tokens (R,), and of the `count` best.
+
+    Returns (R,) fp32, (R, count) int64 ids and (R, count) fp32, best first.
+    """
+    logprobs = logits.float().log_softmax(-1)
+    top, ids = logprobs.topk(count, dim=-1)
+    return logprobs.gather(1, tokens[:, None])[:, 0], ids, top
+
+
 def sample(
     logits: torch.Tensor,
     temperature: torch.Tensor,

@@ -11,12 +11,18 @@ from typing import Any
 
 from engine.config import ConfigError
 from engine.serving import link
-from engine.serving.request import Finish, SamplingParams
+from engine.serving.request import Finish, SamplingParams, TokenLogprobs
 from engine.serving.request import Update as EngineUpdate
 from engine.serving.startup import EngineOptions
 
 STOP_SECONDS = 10
-_FINISH_NAMES = {Finish.STOP: "stop", Finish.LENGTH: "length", Finish.CANCELLED: "cancelled"}
+_FINISH_NAMES = {
+    Finish.NOT_YET: None,
+    Finish.STOP: "stop",
+    Finish.LENGTH: "length",
+    Finish.CANCELLED: "cancelled",
+    Finish.BROKEN: "error",
+}
 
 
 @dataclass(slots=True)
@@ -28,6 +34,8 @@ class Update:
     finish: str | None = None
     error: str | None = None
     cached_tokens: int = 0
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -122,7 +130,7 @@ class EngineClient(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         for kind, body in self._reader.feed(data):
-            if kind == link.STEP:
+            if kind in (link.STEP, link.STEP_WITH_LOGPROBS):
                 updates, self.stats = body
                 for update in updates:
                     self._tell_step(update)
@@ -153,8 +161,12 @@ class EngineClient(asyncio.Protocol):
             self._tell(request_id, Update([], "error", reason))
 
     def _tell_step(self, news: EngineUpdate) -> None:
-        finish = _FINISH_NAMES.get(news.finish)
-        self._tell(news.request_id, Update(news.token_ids, finish, None, news.cached_tokens))
+        error = "the model's logits were not finite" if news.finish is Finish.BROKEN else None
+        finish = _FINISH_NAMES[news.finish]
+        self._tell(
+            news.request_id,
+            Update(news.token_ids, finish, error, news.cached_tokens, news.logprobs, news.prompt_logprobs),
+        )
 
     def _tell(self, request_id: int, update: Update) -> None:
         listener = self._listeners.get(request_id)

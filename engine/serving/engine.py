@@ -3,7 +3,8 @@
 from engine.config import ConfigError, EngineConfig
 from engine.model.llama import Llama
 from engine.serving.request import Request, SamplingParams, Update
-from engine.serving.runner import MAX_STOP_IDS, Runner
+from engine.serving.runner import Runner
+from engine.serving.sampler import MAX_STOP_IDS
 from engine.serving.scheduler import Scheduler
 
 

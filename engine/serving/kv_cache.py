@@ -10,7 +10,7 @@ ROOT = 0
 class BlockPool:
     """Reference-counted KV blocks of `block_size` positions, with an index of reusable prefixes.
 
-    Block 0 is never handed out: rows that must write nowhere write there. A full block whose KV has been
+    Block 0 is never handed out and stays zero: what a row must not see is read from there. A full block whose KV has been
     written is published under (the entry before it, its token ids): the key is compared token for token,
     so that equal hashes cannot share KV. Blocks nobody holds keep their content until they are reused,
     least recently released first; the last block of a sequence goes before the first.

@@ -2,7 +2,7 @@
 
 A frame is a 4-byte little-endian length, one byte that names the kind, and the body. Orders to the engine
 are rare and pickled (both ends are this program, on a private socket); the news of a step is one packed
-array of int32, whatever the number of requests.
+array of int32, whatever the number of requests, unless log probabilities are among it.
 """
 
 import pickle
@@ -15,7 +15,7 @@ import numpy as np
 from engine.serving.request import Finish, SamplingParams, Update
 
 _HEADER = struct.Struct("<IB")
-ADD, CANCEL, STOP, READY, STEP, REFUSED, FAILED = range(7)
+ADD, CANCEL, STOP, READY, STEP, STEP_WITH_LOGPROBS, REFUSED, FAILED = range(8)
 _STATS = ("running", "waiting", "kv_blocks_used", "kv_blocks", "preemptions")
 
 
@@ -35,6 +35,8 @@ def pack(kind: int, body: Any) -> bytes:
 
 def pack_step(updates: list[Update], stats: dict[str, int]) -> bytes:
     """The news of one step: stats, a row of (id low, id high, tokens, finish, cached) each, all tokens."""
+    if any(u.logprobs or u.prompt_logprobs for u in updates):
+        return pack(STEP_WITH_LOGPROBS, (updates, stats))
     head = [stats[name] for name in _STATS]
     rows: list[int] = []
     tokens: list[int] = []
@@ -46,7 +48,7 @@ def pack_step(updates: list[Update], stats: dict[str, int]) -> bytes:
 
 
 def unpack(kind: int, data: bytes) -> Any:
-    """The body of a frame; for STEP a pair (updates, stats)."""
+    """The body of a frame; for both kinds of step a pair (updates, stats)."""
     if kind != STEP:
         return pickle.loads(data)
     numbers = np.frombuffer(data, dtype=np.int32).tolist()

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from engine.model.named import prepare
 from tokenizers import Tokenizer
 
+from engine.model.named import prepare
 from engine.serving.request import Finish, SamplingParams
 from engine.serving.startup import EngineOptions, load_engine
 

@@ -9,32 +9,48 @@ class SamplingParams:
     """How to choose tokens and when to stop.
 
     temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off. seed: any int64; two requests of equal
-    prompt and seed give equal output whatever else runs. stop strings are the front end's business: the
-    engine sees token ids only.
+    prompt and seed give equal output whatever else runs. The repetition penalty counts prompt and output,
+    presence and frequency penalties the output alone. logit_bias: (token id, addend) pairs. Before
+    min_tokens tokens no stop id can be chosen. logprobs, prompt_logprobs: None, or how many best
+    alternatives to report beside each chosen or given token. stop strings are the front end's business:
+    the engine sees token ids only.
     """
 
     max_tokens: int = 16
+    min_tokens: int = 0
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int = 0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
     ignore_eos: bool = False
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
-    @property
-    def filters(self) -> bool:
-        return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural-log probabilities at one position: of the token itself, and of the best ids in order."""
+
+    token: float
+    top_ids: tuple[int, ...]
+    top: tuple[float, ...]
 
 
 class Finish(IntEnum):
-    """Why a request ended; NOT_YET is no end."""
+    """Why a request ended; NOT_YET is no end, BROKEN means that the model's logits were not finite."""
 
     NOT_YET = 0
     STOP = 1
     LENGTH = 2
     CANCELLED = 3
+    BROKEN = 4
 
 
 @dataclass(slots=True, eq=False)
@@ -57,6 +73,7 @@ class Request:
     planned: int = 0
     computed: int = 0
     cached: int = 0
+    reported: int = 0
     slot: int = -1
     blocks: list[int] = field(default_factory=list)
     granted: int = 0
@@ -84,3 +101,5 @@ class Update:
     token_ids: list[int]
     finish: Finish
     cached_tokens: int
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()

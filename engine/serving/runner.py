@@ -7,19 +7,24 @@ import numpy as np
 import torch
 
 from engine.config import EngineConfig
-from engine.kernels.sample import sample
+from engine.kernels.sample import top_logprobs
 from engine.model.llama import Batch, Llama
-from engine.serving.plan import Admit, Plan, RingRow
+from engine.serving.plan import Admit, Chunk, Plan, RingRow
+from engine.serving.request import TokenLogprobs
+from engine.serving.sampler import Sampler
 
-MAX_STOP_IDS = 32
+# A block of log probabilities: of the tokens (n,), the best ids (n, k), and theirs (n, k).
+Logprobs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True)
 class _Launched:
-    """A queued step: the slots of its result rows, and the results once `done` has passed."""
+    """A queued step: the slots of its result rows, and the results, readable once `done` has passed."""
 
     slots: list[int]
-    results: torch.Tensor  # (R, 3) int64: tokens appended (0 or 1), token, finished
+    results: torch.Tensor  # (R, 4) int64: tokens appended (0 or 1), token, finished, broken
+    logprobs: Logprobs | None
+    prompt_logprobs: dict[int, Logprobs]  # by slot
     done: torch.cuda.Event | None
 
 
@@ -33,28 +38,26 @@ class Runner:
     def __init__(self, config: EngineConfig, model: Llama) -> None:
         self.config = config
         self.model = model
+        self.sampler = Sampler(config)
         slots, length = config.max_num_seqs, config.max_model_len
         blocks = -(-length // config.block_size)
 
-        def table(*shape: int, dtype: torch.dtype = torch.int64, fill: float = 0) -> torch.Tensor:
-            return torch.full(shape, fill, dtype=dtype, device=config.device)
+        def table(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+            return torch.zeros(shape, dtype=dtype, device=config.device)
 
         self.tokens = table(slots, length)
         self.length = table(slots)
         self.max_length = table(slots)
         self.finished = table(slots, dtype=torch.bool)
         self.block_table = table(slots, blocks)
-        self.stop_ids = table(slots, MAX_STOP_IDS, fill=-1)
-        self.temperature = table(slots, dtype=torch.float32)
-        self.top_k = table(slots)
-        self.top_p = table(slots, dtype=torch.float32, fill=1)
-        self.min_p = table(slots, dtype=torch.float32)
-        self.seed = table(slots)
-        self.kv_cache = torch.zeros(
-            (model.config.num_layers, 2, config.num_blocks * config.block_size,
-             model.config.num_kv_heads, model.config.head_dim),
-            dtype=model.embedding.dtype, device=config.device,
-        )  # fmt: skip
+        self.kv_cache = table(
+            model.config.num_layers,
+            2,
+            config.num_blocks * config.block_size,
+            model.config.num_kv_heads,
+            model.config.head_dim,
+            dtype=model.embedding.dtype,
+        )
         self._launched: deque[_Launched] = deque()
 
     @torch.inference_mode()
@@ -67,27 +70,37 @@ class Runner:
             self.block_table[grant.slot, grant.first_index : last] = self._ints(grant.blocks)
         batch, sample_rows, slots = self._inputs(plan)
         hidden = self.model.forward(batch, self.kv_cache)
-        results = self._sample(hidden[sample_rows], self._ints(slots), plan)
-        done = None
-        if results.is_cuda:
-            results = torch.empty_like(results, device="cpu", pin_memory=True).copy_(
-                results, non_blocking=True
-            )
-            done = torch.cuda.Event()
-            done.record()
-        self._launched.append(_Launched(slots, results, done))
+        prompt_logprobs = self._prompt_logprobs(plan, batch, hidden)
+        results, logprobs = self._sample(hidden[sample_rows], self._ints(slots), plan)
+        step = _Launched(
+            slots,
+            _to_host(results),
+            logprobs and tuple(map(_to_host, logprobs)),
+            {slot: tuple(map(_to_host, block)) for slot, block in prompt_logprobs.items()},
+            torch.cuda.Event() if results.is_cuda else None,
+        )
+        if step.done:
+            step.done.record()
+        self._launched.append(step)
 
     def collect(self) -> list[RingRow]:
-        """Wait for the oldest queued step; its ring rows."""
+        """Wait for the oldest queued step; its ring rows: one for each sampled slot, and one for each
+        prompt chunk that only reports log probabilities."""
         step = self._launched.popleft()
         if step.done:
             step.done.synchronize()
-        return [
-            RingRow(slot, (token,) * appended, bool(finished))
-            for slot, (appended, token, finished) in zip(step.slots, step.results.tolist(), strict=True)
-        ]
+        logprobs = _rows(step.logprobs) if step.logprobs else ()
+        rows = []
+        for i, (slot, result) in enumerate(zip(step.slots, step.results.tolist(), strict=True)):
+            appended, token, finished, broken = result
+            mine = logprobs[i : i + 1] if appended else ()
+            prompt = _rows(step.prompt_logprobs.pop(slot)) if slot in step.prompt_logprobs else ()
+            rows.append(RingRow(slot, (token,) * appended, bool(finished), bool(broken), mine, prompt))
+        for slot, block in step.prompt_logprobs.items():
+            rows.append(RingRow(slot, (), False, prompt_logprobs=_rows(block)))
+        return rows
 
-    def _ints(self, values: list[int] | tuple[int, ...] | np.ndarray) -> torch.Tensor:
+    def _ints(self, values: list[int] | tuple[int, ...]) -> torch.Tensor:
         """Host integers as an int64 tensor on the device, without waiting for it."""
         host = torch.from_numpy(np.asarray(values, dtype=np.int64))
         if self.config.device == "cpu":
@@ -95,19 +108,11 @@ class Runner:
         return host.pin_memory().to(self.config.device, non_blocking=True)
 
     def _admit(self, admit: Admit) -> None:
-        slot, params = admit.slot, admit.params
-        self.tokens[slot, : len(admit.tokens)] = self._ints(admit.tokens)
-        self.length[slot] = len(admit.tokens)
-        self.max_length[slot] = admit.max_length
-        self.finished[slot] = False
-        self.stop_ids[slot] = -1
-        if admit.stop_ids:
-            self.stop_ids[slot, : len(admit.stop_ids)] = self._ints(admit.stop_ids)
-        self.temperature[slot] = params.temperature
-        self.top_k[slot] = params.top_k
-        self.top_p[slot] = params.top_p
-        self.min_p[slot] = params.min_p
-        self.seed[slot] = params.seed
+        self.tokens[admit.slot, : len(admit.tokens)] = self._ints(admit.tokens)
+        self.length[admit.slot] = len(admit.tokens)
+        self.max_length[admit.slot] = admit.max_length
+        self.finished[admit.slot] = False
+        self.sampler.admit(admit.slot, admit.params, admit.stop_ids, admit.prompt_length)
 
     def _inputs(self, plan: Plan) -> tuple[Batch, torch.Tensor, list[int]]:
         """The step's rows, which of them are sampled, and the slots those belong to."""
@@ -147,7 +152,9 @@ class Runner:
         longest = max((decode.max_length for decode in plan.decodes), default=0)
         history = self._kv_slots(self.block_table[slots], longest)
         visible = torch.arange(longest, device=self.config.device) <= positions[:, None]
-        return history, visible
+        # A masked value still meets a zero weight, and 0 · NaN is NaN: what is not visible is read from
+        # block 0, which stays zero, never from blocks that somebody else has written.
+        return torch.where(visible, history, 0), visible
 
     def _kv_slots(self, blocks: torch.Tensor, length: int) -> torch.Tensor:
         """Cache slots (…, length) of positions 0 … length-1, from rows of the block table (…, blocks)."""
@@ -156,22 +163,52 @@ class Runner:
         offsets = torch.arange(size, device=self.config.device)
         return (needed[..., None] * size + offsets).flatten(-2)[..., :length]
 
-    def _sample(self, hidden: torch.Tensor, slots: torch.Tensor, plan: Plan) -> torch.Tensor:
-        """Choose tokens, append them to live slots, set finish flags; returns the result rows (R, 3)."""
+    def _prompt_logprobs(self, plan: Plan, batch: Batch, hidden: torch.Tensor) -> dict[int, Logprobs]:
+        """For each chunk that asks: log probabilities of the known tokens that follow its positions."""
+        asking = {
+            chunk.slot: (chunk, rows)
+            for chunk, rows in zip(plan.chunks, batch.chunks, strict=True)
+            if chunk.logprobs is not None
+        }
+        return {slot: self._chunk_logprobs(chunk, hidden[a:b]) for slot, (chunk, (a, b, _)) in asking.items()}
+
+    def _chunk_logprobs(self, chunk: Chunk, hidden: torch.Tensor) -> Logprobs:
+        known = chunk.count - chunk.sample
+        first = chunk.start + 1
+        following = self.tokens[chunk.slot, first : first + known]
+        return top_logprobs(self.model.logits(hidden[:known]), following, chunk.logprobs)
+
+    def _sample(
+        self, hidden: torch.Tensor, slots: torch.Tensor, plan: Plan
+    ) -> tuple[torch.Tensor, Logprobs | None]:
+        """Choose tokens, append them to live slots, set finish flags; the result rows (R, 4)."""
         logits = self.model.logits(hidden)
-        position = self.length[slots]
-        if plan.sampled:
-            chosen = sample(
-                logits, self.temperature[slots], self.top_k[slots], self.top_p[slots], self.min_p[slots],
-                self.seed[slots], position, plan.filtered,
-            )  # fmt: skip
-        else:
-            chosen = logits.argmax(dim=-1)
+        length = self.length[slots]
+        longest = max([d.max_length for d in plan.decodes] + [c.start + c.count for c in plan.chunks])
+        history = self.tokens[slots, :longest] if plan.features.penalties else self.tokens[slots, :0]
+        chosen = self.sampler.choose(logits, slots, history, length, plan.features)
         live = ~self.finished[slots]
-        # A finished sequence of full length has no place left: its last position is written over itself.
-        place = torch.where(live, position, position - 1)
-        self.tokens[slots, place] = torch.where(live, chosen, self.tokens[slots, place])
-        self.length[slots] = position + live
-        over = (self.stop_ids[slots] == chosen[:, None]).any(-1) | (position + 1 >= self.max_length[slots])
-        self.finished[slots] |= live & over
-        return torch.stack((live.long(), chosen, self.finished[slots].long()), dim=-1)
+        broken = live & ~logits.amax(-1).isfinite()
+        appended = live & ~broken
+        # A finished sequence of full length has no place left: its last token is written over itself.
+        place = torch.where(appended, length, length - 1)
+        self.tokens[slots, place] = torch.where(appended, chosen, self.tokens[slots, place])
+        self.length[slots] = length + appended
+        over = self.sampler.stops(slots, chosen) | (length + 1 >= self.max_length[slots]) | broken
+        finished = self.finished[slots] | over
+        self.finished[slots] = finished
+        results = torch.stack((appended.long(), chosen, finished.long(), broken.long()), dim=-1)
+        wanted = plan.features.logprobs
+        return results, None if wanted is None else top_logprobs(logits, chosen, wanted)
+
+
+def _to_host(values: torch.Tensor) -> torch.Tensor:
+    """A host copy that is valid once the work queued so far is done."""
+    if not values.is_cuda:
+        return values
+    return torch.empty_like(values, device="cpu", pin_memory=True).copy_(values, non_blocking=True)
+
+
+def _rows(block: Logprobs) -> tuple[TokenLogprobs, ...]:
+    tokens, ids, top = (part.tolist() for part in block)
+    return tuple(TokenLogprobs(t, tuple(i), tuple(p)) for t, i, p in zip(tokens, ids, top, strict=True))

@@ -7,17 +7,17 @@ from itertools import count
 
 from engine.config import EngineConfig
 from engine.serving.kv_cache import BlockPool
-from engine.serving.plan import Admit, Chunk, Decode, Grant, Plan, RingRow
+from engine.serving.plan import Admit, Chunk, Decode, Features, Grant, Plan, RingRow
 from engine.serving.request import Finish, Request, Update
 
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """One request's share of a queued step; afterwards `computed` of its positions have KV."""
+    """One request's share of a queued step: positions start … computed-1."""
 
     request: Request
+    start: int
     computed: int
-    samples: bool
 
 
 class Scheduler:
@@ -59,8 +59,8 @@ class Scheduler:
 
     def cancel(self, request_id: int) -> None:
         """End a request now; unknown and ended ones are ignored, for a cancel may cross the last result."""
-        if request := self._requests.get(request_id):
-            self._end(request, Finish.CANCELLED, [])
+        if (request := self._requests.get(request_id)) and request.finish is Finish.NOT_YET:
+            self._end(request, Update(request_id, [], Finish.CANCELLED, request.cached))
 
     def schedule(self) -> Plan | None:
         """The next step, or None when nothing can be planned before more results are read."""
@@ -94,18 +94,28 @@ class Scheduler:
             request = work.request
             request.in_flight -= 1
             if request.finish is Finish.NOT_YET:
-                row = results.get(request.slot) if work.samples else None
-                new = list(row.tokens) if row else []
-                request.tokens += new
+                row = results.get(request.slot)
+                updates += self._apply(request, work, row) if row else ()
                 self._publish(request, work.computed)
-                if row and row.finished:
-                    stopped = bool(new) and new[-1] in request.stop_ids
-                    self._end(request, Finish.STOP if stopped else Finish.LENGTH, new)
-                elif new:
-                    updates.append(Update(request.id, new, Finish.NOT_YET, request.cached))
             if request.finish is not Finish.NOT_YET:
                 self._retire(request)
         return updates + self.take_ended()
+
+    def _apply(self, request: Request, work: _Work, row: RingRow) -> list[Update]:
+        request.tokens += row.tokens
+        # A prompt computed again after a preemption is reported once only.
+        prompt = row.prompt_logprobs[max(0, request.reported - work.start) :]
+        request.reported += len(prompt)
+        finish = Finish.NOT_YET
+        if row.broken:
+            finish = Finish.BROKEN
+        elif row.finished:
+            finish = Finish.STOP if row.tokens[-1:] and row.tokens[-1] in request.stop_ids else Finish.LENGTH
+        news = Update(request.id, list(row.tokens), finish, request.cached, row.logprobs, prompt)
+        if finish is Finish.NOT_YET:
+            return [news]
+        self._end(request, news)
+        return []
 
     def take_ended(self) -> list[Update]:
         """The terminal updates not handed out yet."""
@@ -143,7 +153,9 @@ class Scheduler:
         if not self._waiting or not self._free_slots:
             return None
         request = self._waiting[0][1]
-        reused, chain = self.pool.match(request.tokens)
+        # Log probabilities of a prompt have to be computed, whoever knows its KV.
+        wish = self._prompt_wish(request, 0) is not None
+        reused, chain = self.pool.match(request.tokens if not wish else ())
         needed = self.pool.blocks_for(len(request.tokens)) - len(reused)
         if needed + len(self.running) > self.pool.free:
             self.pool.release(reused)
@@ -159,8 +171,16 @@ class Scheduler:
         self.running.sort(key=lambda r: r.order)
         return request
 
+    def _prompt_wish(self, request: Request, start: int) -> int | None:
+        """How many alternatives per prompt token a chunk from `start` reports; None for no report."""
+        last = request.prompt_length - 1
+        return request.params.prompt_logprobs if request.reported < last and start < last else None
+
     def _commit(self, chosen: list[tuple[Request, int]], admitted: list[Request]) -> Plan:
-        admits = tuple(Admit(r.slot, tuple(r.tokens), r.params, r.stop_ids, r.max_length) for r in admitted)
+        admits = tuple(
+            Admit(r.slot, tuple(r.tokens), r.prompt_length, r.params, r.stop_ids, r.max_length)
+            for r in admitted
+        )
         grants, decodes, chunks, decoding, prefilling = [], [], [], [], []
         for request, tokens in chosen:
             if fresh := request.blocks[request.granted :]:
@@ -169,13 +189,13 @@ class Scheduler:
             start = request.computed
             request.computed += tokens
             samples = request.computed == request.planned
-            work = _Work(request, request.computed, samples)
+            work = _Work(request, start, request.computed)
             # The newest token may still be on the device only: a decode reads it there.
             if samples and tokens == 1 and request.planned > request.prompt_length:
                 decodes.append(Decode(request.slot, request.computed))
                 decoding.append(work)
             else:
-                chunks.append(Chunk(request.slot, start, tokens, samples))
+                chunks.append(Chunk(request.slot, start, tokens, samples, self._prompt_wish(request, start)))
                 prefilling.append(work)
             request.planned += samples
             request.in_flight += 1
@@ -185,8 +205,7 @@ class Scheduler:
             grants=tuple(grants),
             decodes=tuple(decodes),
             chunks=tuple(chunks),
-            sampled=any(r.params.temperature > 0 for r, _ in chosen),
-            filtered=any(r.params.filters for r, _ in chosen),
+            features=Features.union(request.params for request, _ in chosen),
         )
 
     def _preempt_last(self) -> Request:
@@ -206,11 +225,11 @@ class Scheduler:
             request.chain = self.pool.publish(request.tokens, blocks, request.published, request.chain)
             request.published = full
 
-    def _end(self, request: Request, finish: Finish, new: list[int]) -> None:
-        request.finish = finish
+    def _end(self, request: Request, news: Update) -> None:
+        request.finish = news.finish
         if request.slot >= 0:
             self.running.remove(request)
-        self._ended.append(Update(request.id, new, finish, request.cached))
+        self._ended.append(news)
         self._retire(request)
 
     def _retire(self, request: Request) -> None:

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from engine.model.checkpoint import load_checkpoint
 
 from engine.config import ConfigError, EngineConfig, ModelConfig
+from engine.model.checkpoint import load_checkpoint
 from engine.model.llama import Llama
 from engine.serving.engine import Engine
 

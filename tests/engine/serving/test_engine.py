@@ -1,6 +1,7 @@
 """The engine against the float64 oracle: whatever is batched, cut, preempted or shared, the ids are equal."""
 
 import random
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -205,3 +206,115 @@ def test_requests_that_can_never_run_are_refused(
     with pytest.raises(ConfigError, match=message):
         engine.add(0, prompt, params)
     assert not engine.has_work
+
+
+def logits_after(tokens: list[int]) -> torch.Tensor:
+    return oracle_logits(CONFIG, WEIGHTS, tokens)[-1]
+
+
+@pytest.mark.parametrize("queue_depth", [1, 3])
+def test_penalties_bias_and_min_tokens_follow_their_formulas(queue_depth: int) -> None:
+    """Greedy under every modifier at once, against a loop that applies the formulas token by token; with
+    steps queued ahead the newest tokens are known to the device only."""
+    params = SamplingParams(
+        max_tokens=24, min_tokens=12, repetition_penalty=1.3, presence_penalty=0.7, frequency_penalty=0.4,
+        logit_bias=((0, 4.0), (17, 2.5), (86, -100.0)),
+    )  # fmt: skip
+    texts = prompts(3, seed=6)
+    engine = make_engine(queue_depth=queue_depth)
+    for i, prompt in enumerate(texts):
+        engine.add(i, prompt, params)
+    engine.add(3, texts[0], SamplingParams(max_tokens=24))
+    results = run(engine)
+    for i, prompt in enumerate(texts):
+        output: list[int] = []
+        while len(output) < params.max_tokens and (not output or output[-1] != 0):
+            logits = logits_after(prompt + output)
+            for token, addend in params.logit_bias:
+                logits[token] += addend
+            if len(output) < params.min_tokens:
+                logits[0] = float("-inf")
+            for token in set(prompt + output):
+                logits[token] = logits[token] / 1.3 if logits[token] > 0 else logits[token] * 1.3
+            for token in set(output):
+                logits[token] -= 0.7 + 0.4 * output.count(token)
+            output.append(int(logits.argmax()))
+        assert results[i][0] == output
+        assert len(output) >= params.min_tokens
+    assert results[3][0] == expected(texts[0], SamplingParams(max_tokens=24))
+
+
+@pytest.mark.parametrize("num_blocks", [64, 16])
+def test_logprobs_of_output_and_prompt_match_the_oracle(num_blocks: int) -> None:
+    """Also when the prompt is cut into chunks, is in the prefix cache, or is computed twice (16 blocks)."""
+    engine = make_engine(num_blocks=num_blocks, max_batched_tokens=8)
+    texts = prompts(5, seed=7, longest=20)
+    asks = SamplingParams(max_tokens=20, ignore_eos=True, logprobs=3, prompt_logprobs=2)
+    engine.add(9, texts[0], SamplingParams(max_tokens=1, ignore_eos=True))
+    while engine.has_work:
+        engine.step()
+    for i, prompt in enumerate(texts):
+        engine.add(i, prompt, asks)
+    ids: dict[int, list[int]] = {i: [] for i in range(5)}
+    output: dict[int, list] = {i: [] for i in range(5)}
+    given: dict[int, list] = {i: [] for i in range(5)}
+    while engine.has_work:
+        for update in engine.step():
+            ids[update.request_id] += update.token_ids
+            output[update.request_id] += update.logprobs
+            given[update.request_id] += update.prompt_logprobs
+        engine.check()
+    assert (engine.scheduler.preemptions > 0) == (num_blocks == 16)
+    for i, prompt in enumerate(texts):
+        assert ids[i] == expected(prompt, asks)
+        assert (len(given[i]), len(output[i])) == (len(prompt) - 1, 20)
+        logprobs = oracle_logits(CONFIG, WEIGHTS, prompt + ids[i]).log_softmax(-1)
+        for position, (token, found) in enumerate(
+            zip((prompt + ids[i])[1:], given[i] + output[i], strict=True)
+        ):
+            best = logprobs[position].topk(len(found.top_ids))
+            assert found.token == pytest.approx(float(logprobs[position, token]), abs=1e-4)
+            assert found.top == pytest.approx(best.values.tolist(), abs=1e-4)
+            assert list(found.top_ids) == best.indices.tolist()
+
+
+def test_logits_that_are_not_finite_end_that_request_alone() -> None:
+    """Nor may the NaN left in its blocks reach their next owners."""
+    params = SamplingParams(max_tokens=30, ignore_eos=True)
+    texts = prompts(9, seed=8, longest=30)
+    want = {i: (expected(prompt, params), Finish.LENGTH) for i, prompt in enumerate(texts)}
+    seen = {token for i, prompt in enumerate(texts) for token in (*prompt, *want[i][0])}
+    poisoned = next(token for token in range(CONFIG.vocab_size) if token not in seen)
+    engine = make_engine(num_blocks=96)
+    model = engine.runner.model
+    model.embedding = model.embedding.index_fill(0, torch.tensor([poisoned]), float("nan"))
+    engine.add(0, texts[0], params)
+    engine.add(99, [poisoned] * 60, params)
+    assert run(engine) == {0: want[0], 99: ([], Finish.BROKEN)}
+    for i, prompt in enumerate(texts):
+        engine.add(i, prompt, params)
+    assert run(engine) == want
+
+
+@pytest.mark.parametrize(
+    ("params", "allowed"),
+    [
+        (SamplingParams(max_tokens=1, temperature=1.0, top_k=3), lambda p: p >= p.topk(3).values[-1]),
+        (SamplingParams(max_tokens=1, temperature=1.0, min_p=0.2), lambda p: p >= 0.2 * p.max()),
+        (
+            SamplingParams(max_tokens=1, temperature=1.0, top_p=0.5),
+            lambda p: (p[None] * (p[None] > p[:, None])).sum(-1) < 0.5,
+        ),
+    ],
+)
+def test_filters_draw_from_all_of_their_set_and_nothing_else(params: SamplingParams, allowed: object) -> None:
+    engine = make_engine(max_num_seqs=64, max_batched_tokens=256, num_blocks=256)
+    prompt = [11, 12, 13]
+    for seed in range(1500):
+        engine.add(seed, prompt, replace(params, seed=seed))
+    drawn = {ids[0] for ids, _ in run(engine).values()}
+    p = logits_after(prompt).softmax(-1)
+    want = set(allowed(p).nonzero()[:, 0].tolist())
+    likely = {token for token in want if p[token] / sum(p[t] for t in want) > 0.01}
+    assert likely <= drawn <= want
+    assert len(want) > 1
