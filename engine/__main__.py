@@ -1,0 +1,88 @@
+"""Command line of the engine: `python -m engine prepare|generate|serve`."""
+
+import argparse
+import sys
+
+from engine.config import ConfigError
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; 0 on success, 1 when the engine failed while serving, 2 for bad input."""
+    args = _parser().parse_args(argv)
+    try:
+        return args.run(args)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m engine", description="The llm-ladder engine.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    prepare = commands.add_parser("prepare", help="make a model ready in the cache folder; prints its path")
+    prepare.add_argument("model", help="a named model, a HuggingFace folder or a .gguf file")
+    prepare.set_defaults(run=_prepare)
+    generate = commands.add_parser("generate", help="complete prompts on this machine and print them")
+    _add_engine_options(generate)
+    generate.add_argument("prompts", nargs="+", metavar="PROMPT")
+    generate.add_argument("--max-tokens", type=int, default=64)
+    generate.add_argument("--temperature", type=float, default=0.0, help="0 (default) is greedy")
+    generate.add_argument("--seed", type=int, default=0)
+    generate.set_defaults(run=_generate)
+    serve = commands.add_parser("serve", help="serve the OpenAI-compatible HTTP API")
+    _add_engine_options(serve)
+    serve.add_argument("--host", default="127.0.0.1")
+    serve.add_argument("--port", type=int, default=8000)
+    serve.add_argument("--served-model-name", help="the name clients use; default: the model as given")
+    return parser
+
+
+def _add_engine_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--model", default="smollm2-135m", help="a named model, a HuggingFace folder or a .gguf file")
+    add("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
+    add("--dtype", choices=("float32", "bfloat16"), help="default: bfloat16 on cuda, float32 on cpu")
+    add("--max-model-len", type=int, help="longest prompt + output in tokens; default: what the model allows")
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--kv-cache-bytes", type=int, help="size of the KV cache; default on cpu: 1 GiB")
+    size.add_argument("--gpu-memory-share", type=float, help="share of GPU memory for weights and KV cache")
+    add("--max-num-seqs", type=int, default=256, help="sequences that run at once")
+    add("--max-batched-tokens", type=int, default=2048, help="tokens computed in one step")
+    add(
+        "--no-prefix-cache",
+        dest="prefix_cache",
+        action="store_false",
+        help="never reuse KV of equal prefixes",
+    )
+
+
+_ENGINE_OPTIONS = (
+    "device", "dtype", "max_model_len", "kv_cache_bytes", "gpu_memory_share", "max_num_seqs",
+    "max_batched_tokens", "prefix_cache",
+)  # fmt: skip
+
+
+def _engine_options(args: argparse.Namespace) -> dict[str, object]:
+    return {name: getattr(args, name) for name in _ENGINE_OPTIONS}
+
+
+def _prepare(args: argparse.Namespace) -> int:
+    from engine.model.named import prepare
+
+    print(prepare(args.model))
+    return 0
+
+
+def _generate(args: argparse.Namespace) -> int:
+    from engine.serving.llm import LLM
+    from engine.serving.request import SamplingParams
+
+    llm = LLM(args.model, **_engine_options(args))
+    params = SamplingParams(max_tokens=args.max_tokens, temperature=args.temperature, seed=args.seed)
+    for prompt, output in zip(args.prompts, llm.generate(args.prompts, params), strict=True):
+        print(f"{prompt}{output.text}\n[{output.finish_reason}, {len(output.token_ids)} tokens]")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
