@@ -2,8 +2,13 @@
 
 import argparse
 import sys
+from functools import partial
+from typing import TYPE_CHECKING
 
 from engine.config import ConfigError
+
+if TYPE_CHECKING:
+    from engine.serving.client import EngineClient
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -34,6 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--host", default="127.0.0.1")
     serve.add_argument("--port", type=int, default=8000)
     serve.add_argument("--served-model-name", help="the name clients use; default: the model as given")
+    serve.set_defaults(run=_serve)
     return parser
 
 
@@ -82,6 +88,45 @@ def _generate(args: argparse.Namespace) -> int:
     for prompt, output in zip(args.prompts, llm.generate(args.prompts, params), strict=True):
         print(f"{prompt}{output.text}\n[{output.finish_reason}, {len(output.token_ids)} tokens]")
     return 0
+
+
+def _serve(args: argparse.Namespace) -> int:
+    import uvloop
+
+    return uvloop.run(_serve_async(args))
+
+
+async def _serve_async(args: argparse.Namespace) -> int:
+    from tokenizers import Tokenizer
+
+    from engine.model.named import prepare
+    from engine.serving.client import EngineClient
+    from engine.serving.http.app import ServerSettings, bind, serve
+    from engine.serving.startup import EngineOptions
+
+    name = args.served_model_name or args.model
+    settings = ServerSettings(name, args.host, args.port)
+    listener = bind(settings)
+    folder = prepare(args.model)
+    client = await EngineClient.start(EngineOptions(model=folder, **_engine_options(args)))
+    try:
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        await serve(client, tokenizer, settings, listener, partial(_announce, name, client))
+    finally:
+        await client.stop()
+    if client.state == "failed":
+        print(f"error: the engine failed: {client.error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _announce(name: str, client: "EngineClient", host: str, port: int) -> None:
+    info = client.info
+    print(
+        f"serving {name} on http://{host}:{port} ({info.device}, {info.dtype}, context {info.max_model_len}, "
+        f"{info.num_blocks - 1} KV blocks of {info.block_size} tokens)",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":
