@@ -1,4 +1,4 @@
-"""The engine on a GPU: same ids as the float64 oracle, steps queued ahead on the stream, batch mates ignored."""
+"""The engine on a GPU: ids equal the float64 oracle, steps are queued on the stream, batch mates ignored."""
 
 from dataclasses import replace
 
