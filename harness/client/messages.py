@@ -1,0 +1,60 @@
+"""What player and worker processes tell each other, pickled over a pipe."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.client.record import RequestRecord
+from harness.client.wire import WireFile
+
+
+@dataclass(frozen=True)
+class ClosedShare:
+    """A worker's part of a closed loop: its slots, the descriptor of the tickets that all workers share, and
+    when no request starts any more (ns from the start of play; None: at the end of the list)."""
+
+    slots: int
+    tickets: int
+    stop_ns: int | None
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a worker is to do; `closed` is None for an open loop. `cpu` is a core to stay on."""
+
+    worker: int
+    workers: int
+    cpu: int | None
+    address: tuple[str, int]
+    wire: WireFile
+    closed: ClosedShare | None
+    timeout_ns: int
+    drain_ns: int
+    keep_output: bool
+
+
+@dataclass(frozen=True)
+class Ready:
+    """Connections are open; play may begin."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Requests that have ended so far."""
+
+    done: int
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """All records of a worker, in order of their ends."""
+
+    records: list[RequestRecord]
+    exhausted: bool
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A worker cannot go on, and why."""
+
+    error: str

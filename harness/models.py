@@ -1,0 +1,55 @@
+"""The model a run serves: made ready by the engine's own command, hashed, described."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.errors import BadInput
+from harness.schema import ModelInfo
+from harness.store import file_sha256
+from harness.systems.environment import Interpreter
+
+
+@dataclass(frozen=True)
+class PreparedModel:
+    """A HuggingFace folder that every system reads, and what the manifest says of it."""
+
+    folder: Path
+    info: ModelInfo
+
+
+def prepare_model(name: str, interpreter: Interpreter, root: Path) -> PreparedModel:
+    """`name` is a HuggingFace folder, or what `python -m engine prepare` makes one of: a name, a .gguf file.
+
+    Raises BadInput with the engine's message when it cannot be made ready.
+    """
+    folder = Path(name) if Path(name).is_dir() else _prepared_by_engine(name, interpreter, root)
+    return PreparedModel(folder.resolve(), describe_model(name, folder))
+
+
+def _prepared_by_engine(name: str, interpreter: Interpreter, root: Path) -> Path:
+    done = subprocess.run(
+        [str(interpreter.python), "-m", "engine", "prepare", name],
+        capture_output=True,
+        text=True,
+        env=interpreter.process_environment(),
+        cwd=root,
+    )
+    if done.returncode != 0:
+        lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+        raise BadInput(f"model {name!r} cannot be prepared: {lines[-1].removeprefix('error: ')}")
+    return Path(done.stdout.strip().splitlines()[-1])
+
+
+def describe_model(name: str, folder: Path) -> ModelInfo:
+    """Name, origin and the SHA-256 of every file. A checkpoint that is given counts as real weights."""
+    given = Path(name).exists()
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return ModelInfo(
+        name=Path(name).stem if given else name,
+        weights="real",
+        source=f"given: {folder.name}" if given else f"named model, prepared as {folder.name}",
+        sha256={path.relative_to(folder).as_posix(): file_sha256(path) for path in files},
+    )

@@ -1,0 +1,97 @@
+"""Runs for people: one table of cells with their verdicts, and where each file lies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from harness.schema import CorrectnessRow, ServingRow
+from harness.store import RunState
+
+VERDICT_STYLES = {"VALID": "green", "INVALID": "bold red"}
+
+
+def _number(value: float | None, digits: int) -> str:
+    """Fixed digits; '-' for undefined, 'inf' for failed."""
+    if value is None:
+        return "-"
+    return "inf" if math.isinf(value) else f"{value:,.{digits}f}"
+
+
+def _pair(median: float | None, high: float | None, digits: int) -> str:
+    return f"{_number(median, digits)} / {_number(high, digits)}"
+
+
+def _system(row: ServingRow) -> str:
+    return row.system if row.config == "default" else f"{row.system}:{row.config}"
+
+
+def _load(row: ServingRow) -> str:
+    return (
+        f"{row.load} C={row.concurrency}" if row.concurrency is not None else f"{row.load} {row.rate_rps:g}/s"
+    )
+
+
+def cell_table(rows: Sequence[ServingRow]) -> Table:
+    """A line a cell, 80 columns wide."""
+    first = rows[0]
+    title = f"{first.run}: {first.model} ({first.weights} weights), {first.dtype} on {first.box}"
+    table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
+    for heading in ("system", "load", "verdict"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("n", "tok/s", "TTFT ms\np50 / p99", "TPOT ms\np50 / p99"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            _system(row),
+            _load(row),
+            f"[{VERDICT_STYLES[row.verdict]}]{row.verdict}[/]",
+            str(row.requests),
+            _number(row.output_tokens_per_s, 1),
+            _pair(row.ttft_ms_p50, row.ttft_ms_p99, 1),
+            _pair(row.tpot_ms_p50, row.tpot_ms_p99, 2),
+        )
+    return table
+
+
+def remarks(rows: Sequence[ServingRow]) -> list[str]:
+    """Why cells are INVALID and what to know of the others, a line a cell that has either."""
+    texts = [(row, "; ".join(text for text in (row.reasons, row.notes) if text)) for row in rows]
+    return [f"{_system(row)}, {_load(row)}: {row.verdict}: {text}" for row, text in texts if text]
+
+
+def correctness_line(rows: Sequence[CorrectnessRow]) -> str:
+    """How many prompts were answered as the reference does, and the first that was not."""
+    different = [row for row in rows if not row.identical]
+    line = (
+        f"correctness: {len(rows) - len(different)} of {len(rows)} prompts identical to transformers in fp32"
+    )
+    if not different:
+        return line
+    first = different[0]
+    what = f"token {first.first_divergence} differs (top-2 logit gap there: {first.gap_at_divergence})"
+    return f"{line}; {first.system}, prompt {first.prompt}: {first.error or what}"
+
+
+def print_run(
+    console: Console, path: Path, rows: Sequence[ServingRow], checked: Sequence[CorrectnessRow]
+) -> None:
+    """Table, remarks, correctness, and every file of the run."""
+    console.print(cell_table(rows))
+    lines = [*remarks(rows), *([correctness_line(checked)] if checked else [])]
+    lines += [f"  {file}" for file in sorted(path.rglob("*")) if file.is_file()]
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def run_list(states: Sequence[RunState]) -> Table:
+    """A line a run; incomplete and damaged ones are said to be so."""
+    table = Table("run", "stage", "created", "state", box=box.SIMPLE_HEAD, pad_edge=False)
+    for state in states:
+        table.add_row(state.run, state.stage, state.created_at, state.state)
+    return table

@@ -1,0 +1,117 @@
+"""VALID or INVALID, from the metrics of a cell and limits that were declared before it was measured.
+
+A reason makes a cell INVALID; a note only tells the reader what to keep in mind. Both read
+`code: what was seen against what was allowed`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from harness.metrics import CellMetrics
+
+
+class Limits(BaseModel):
+    """Limits of a stage file, the same for every system of the stage."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    min_window_s: float = Field(10.0, gt=0, description="shortest window, s")
+    lag_p99_ms: float = Field(gt=0, description="the client's own lateness, 99th percentile, ms")
+    min_headroom: float = Field(1.5, ge=1, description="client ceiling over observed events/s")
+    low_headroom: float = Field(3.0, ge=1, description="below this, a note")
+    min_sent_share: float = Field(
+        0.95, gt=0, le=1, description="open loop: share of the window's requests sent in it"
+    )
+    littles_law_tolerance: float = Field(0.25, gt=0, description="beyond 1 +- this, a note")
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What the verdict needs besides the metrics.
+
+    failure: why the server could not be measured at all, if so. ceiling_events_per_s: None when no ceiling
+    was measured. correctness_identical: None when the stage checks none for this system.
+    """
+
+    failure: str | None
+    open_loop: bool
+    schedule_exhausted: bool
+    ceiling_events_per_s: float | None
+    correctness_identical: bool | None
+    undeclared_gpu_processes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    reasons: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def valid(self) -> bool:
+        return not self.reasons
+
+
+def client_headroom(metrics: CellMetrics, ceiling_events_per_s: float | None) -> float | None:
+    """Client ceiling over the events/s of the cell; None without a ceiling or without events."""
+    if ceiling_events_per_s is None or metrics.events_per_s == 0:
+        return None
+    return ceiling_events_per_s / metrics.events_per_s
+
+
+def judge(metrics: CellMetrics, limits: Limits, around: Surroundings) -> Verdict:
+    """All reasons and notes of a cell, in a fixed order."""
+    return Verdict(tuple(_reasons(metrics, limits, around)), tuple(_notes(metrics, limits, around)))
+
+
+def _reasons(metrics: CellMetrics, limits: Limits, around: Surroundings) -> list[str]:
+    if around.failure is not None:
+        return [f"not_measured: {around.failure}"]
+    reasons = []
+    if metrics.window_s < limits.min_window_s:
+        reasons.append(f"window_too_short: {metrics.window_s:g} s < {limits.min_window_s:g} s")
+    if metrics.output_tokens == 0 or metrics.requests == 0:
+        reasons.append("nothing_measured: no requests or no tokens in the window")
+    failed = metrics.played_failed - metrics.mismatched
+    if failed:
+        reasons.append(f"failed_requests: {failed} of {metrics.played}")
+    if metrics.mismatched:
+        reasons.append(f"token_mismatch: {metrics.mismatched} of {metrics.played} requests")
+    if metrics.lag_ms_p99 is not None and metrics.lag_ms_p99 > limits.lag_p99_ms:
+        reasons.append(f"client_lag: p99 {metrics.lag_ms_p99:.3g} ms > {limits.lag_p99_ms:g} ms")
+    headroom = client_headroom(metrics, around.ceiling_events_per_s)
+    if headroom is not None and headroom < limits.min_headroom:
+        reasons.append(f"client_headroom: {headroom:.3g} < {limits.min_headroom:g}")
+    if around.open_loop and _unsent(metrics) > max(1.0, (1 - limits.min_sent_share) * metrics.requests):
+        reasons.append(
+            f"rate_not_achieved: {metrics.sent_in_window} of {metrics.requests} requests sent in the window"
+        )
+    if around.schedule_exhausted:
+        reasons.append(
+            f"schedule_too_short: all of its {metrics.played} requests were sent before the time was over"
+        )
+    if around.correctness_identical is False:
+        reasons.append("wrong_output: greedy output differs from the reference")
+    if around.undeclared_gpu_processes:
+        reasons.append(f"gpu_shared: {', '.join(around.undeclared_gpu_processes)}")
+    return reasons
+
+
+def _notes(metrics: CellMetrics, limits: Limits, around: Surroundings) -> list[str]:
+    notes = []
+    headroom = client_headroom(metrics, around.ceiling_events_per_s)
+    if headroom is not None and limits.min_headroom <= headroom < limits.low_headroom:
+        notes.append(f"client_headroom_low: {headroom:.3g} < {limits.low_headroom:g}")
+    if metrics.token_count_method == "assumed":
+        notes.append("tokens_assumed: one token per event")
+    ratio = metrics.littles_law_ratio
+    if ratio is not None and abs(ratio - 1) > limits.littles_law_tolerance:
+        notes.append(f"not_steady: Little's law ratio {ratio:.3g}")
+    return notes
+
+
+def _unsent(metrics: CellMetrics) -> int:
+    """Requests due in the window but not sent in it. One may cross the edge of any window."""
+    return metrics.requests - metrics.sent_in_window

@@ -1,0 +1,1 @@
+"""Load shapes and prompts, frozen into schedule files."""

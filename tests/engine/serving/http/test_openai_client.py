@@ -1,0 +1,106 @@
+"""The official client against the server: what it sends is accepted, what comes back it understands."""
+
+import asyncio
+
+import openai
+import pytest
+
+from tests.engine.serving.http.fake_engine import END, MODEL, FakeEngine, ids, run, serving
+
+TEXT = "Hello, wörld 😀"
+
+
+def client(port: int) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="unused", max_retries=0)
+
+
+def engine() -> FakeEngine:
+    return FakeEngine(answer=lambda _: [*ids(TEXT), END])
+
+
+def test_plain_completions() -> None:
+    async def test() -> None:
+        async with serving(engine()) as (_, port), client(port) as api:
+            one = await api.completions.create(
+                model=MODEL, prompt="Hi", max_tokens=50, temperature=0, stop=["\n\n"]
+            )
+            two = await api.completions.create(model=MODEL, prompt=["a", "b"], max_tokens=50, seed=1)
+        assert (one.choices[0].text, one.choices[0].finish_reason) == (TEXT, "stop")
+        assert (
+            one.usage.total_tokens
+            == one.usage.prompt_tokens + one.usage.completion_tokens
+            == 2 + len(ids(TEXT)) + 1
+        )
+        assert one.usage.prompt_tokens_details.cached_tokens == 0
+        assert [choice.text for choice in two.choices] == [TEXT, TEXT]
+
+    run(test())
+
+
+def test_streamed_completions() -> None:
+    async def test() -> None:
+        async with serving(engine()) as (_, port), client(port) as api:
+            stream = await api.completions.create(
+                model=MODEL, prompt="Hi", max_tokens=50, stream=True, stream_options={"include_usage": True}
+            )
+            chunks = [chunk async for chunk in stream]
+        assert "".join(chunk.choices[0].text for chunk in chunks[:-1]) == TEXT
+        assert chunks[-1].choices == []
+        assert chunks[-1].usage.completion_tokens == len(ids(TEXT)) + 1
+
+    run(test())
+
+
+def test_leaving_a_stream_cancels_the_request() -> None:
+    async def test() -> None:
+        double = FakeEngine()
+        async with serving(double) as (_, port), client(port) as api:
+
+            async def first_chunk() -> None:
+                async with await api.completions.create(model=MODEL, prompt="Hi", stream=True) as stream:
+                    async for chunk in stream:
+                        assert chunk.choices[0].text == "x"
+                        return
+
+            task = asyncio.create_task(first_chunk())
+            await double.until(lambda: bool(double.running))
+            double.emit(0, ids("x"))
+            await task
+            await double.until(lambda: double.cancelled == [0])
+
+    run(test())
+
+
+def test_errors_are_the_clients_own() -> None:
+    async def test() -> None:
+        double = engine()
+        async with serving(double) as (_, port), client(port) as api:
+            with pytest.raises(openai.NotFoundError, match="no-such-model"):
+                await api.completions.create(model="no-such-model", prompt="Hi")
+            with pytest.raises(openai.BadRequestError) as refused:
+                await api.completions.create(model=MODEL, prompt="Hi", n=2)
+            assert refused.value.param == "n"
+            double.answer = None
+            stream = await started_stream(double, api)
+            with pytest.raises(openai.APIError, match="out of memory"):
+                async for _chunk in stream:
+                    double.fail("out of memory")
+            with pytest.raises(openai.InternalServerError):
+                await api.completions.create(model=MODEL, prompt="Hi")
+
+    async def started_stream(double: FakeEngine, api: openai.AsyncOpenAI) -> openai.AsyncStream:
+        task = asyncio.create_task(api.completions.create(model=MODEL, prompt="Hi", stream=True))
+        await double.until(lambda: bool(double.running))
+        double.emit(max(double.running), ids("x"))
+        return await task
+
+    run(test())
+
+
+def test_models() -> None:
+    async def test() -> None:
+        async with serving(engine()) as (_, port), client(port) as api:
+            assert [model.id async for model in api.models.list()] == [MODEL]
+            assert (await api.models.retrieve(MODEL)).id == MODEL
+
+    run(test())

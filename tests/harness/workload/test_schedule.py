@@ -1,0 +1,268 @@
+"""Schedules: canonical files, golden hashes, statistics of arrivals, refusal of bad values and damage."""
+
+import itertools
+import json
+import statistics
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.workload.prompts import load_prompts
+from harness.workload.schedule import (
+    Schedule,
+    ScheduledRequest,
+    ScheduleError,
+    closed_loop,
+    correctness,
+    poisson,
+    read,
+    write,
+)
+
+PROMPTS = (
+    "Why is the sea salt?",
+    "Name a river.\nOne word.",
+    'Say "ä" twice.',
+    "Count to three.",
+    "What is dew?",
+)
+
+CLOSED = {"name": "closed", "seed": 7, "concurrency": 4, "requests": 40, "max_tokens": (8, 64)}
+POISSON = {"name": "open", "seed": 7, "rate_rps": 2.5, "duration_s": 20.0, "max_tokens": (8, 64)}
+CORRECTNESS = {"count": 3, "max_tokens": 32}
+
+
+def build(kind: str) -> Schedule:
+    if kind == "closed":
+        return closed_loop(PROMPTS, **CLOSED)
+    if kind == "poisson":
+        return poisson(PROMPTS, **POISSON)
+    return correctness(PROMPTS, **CORRECTNESS)
+
+
+KINDS = ("closed", "poisson", "correctness")
+
+
+# These hashes are the promise that a seed means the same load everywhere and always: when one changes, every
+# committed schedule would, too. They are the same on Python 3.11 and 3.12.
+@pytest.mark.parametrize(
+    ("kind", "sha256"),
+    [
+        ("closed", "2ce642d0692973b8fb81279f00fa8015aa7cbcf437a59c9211d3c50586767691"),
+        ("poisson", "70688c87a98679cc04b9890f5cb6f2f104578c0343854142ff269058e51adcd9"),
+        ("correctness", "8a3d97baa793853454a7f44f04da9a162ae161b2635adf89b0048c76e6365d64"),
+    ],
+)
+def test_golden_hash(kind: str, sha256: str, tmp_path: Path) -> None:
+    assert write(build(kind), tmp_path / "schedule.jsonl") == sha256
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_file_is_read_as_written(kind: str, tmp_path: Path) -> None:
+    schedule, path = build(kind), tmp_path / "schedule.jsonl"
+    sha256 = write(schedule, path)
+    assert read(path) == (schedule, sha256)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["schedule.jsonl"]
+
+
+def test_token_ids_and_seed_are_kept(tmp_path: Path) -> None:
+    request = ScheduledRequest(0, 5, [1, 2, 49_151], 4, temperature=0.7, ignore_eos=True, seed=11)
+    schedule = Schedule("ids", "open", None, 1.0, 10, seed=0, requests=(request,))
+    write(schedule, tmp_path / "s.jsonl")
+    assert read(tmp_path / "s.jsonl")[0] == schedule
+
+
+def test_timed_requests_are_greedy_exact_and_differ() -> None:
+    schedule = build("closed")
+    assert schedule.concurrency == 4
+    assert [request.index for request in schedule.requests] == list(range(40))
+    assert all(request.ignore_eos and request.temperature == 0.0 for request in schedule.requests)
+    assert all(request.intended_ns is None for request in schedule.requests)
+    assert {request.max_tokens for request in schedule.requests} <= set(range(8, 65))
+    first_lines = [request.prompt.split("\n")[0] for request in schedule.requests]
+    assert first_lines == [f"Request {index:04d} of closed-7." for index in range(40)]
+
+
+def test_each_round_uses_every_prompt_once() -> None:
+    texts = [request.prompt.split("\n\n", 1)[1] for request in build("closed").requests]
+    for start in range(0, 40, len(PROMPTS)):
+        assert sorted(texts[start : start + len(PROMPTS)]) == sorted(PROMPTS)
+    assert texts[:5] != texts[5:10]
+
+
+def test_streams_do_not_touch_each_other() -> None:
+    """Lengths and order of prompts stay when the rate changes, arrivals stay when lengths change."""
+    base = poisson(PROMPTS, **POISSON).requests
+    faster = poisson(PROMPTS, **POISSON | {"rate_rps": 5.0}).requests
+    shorter = poisson(PROMPTS, **POISSON | {"max_tokens": (1, 2)}).requests
+    count = len(base)
+    assert [(r.max_tokens, r.prompt) for r in base] == [(r.max_tokens, r.prompt) for r in faster[:count]]
+    assert [r.intended_ns for r in base] == [r.intended_ns for r in shorter]
+
+
+def test_correctness_takes_the_first_prompts_as_they_are() -> None:
+    schedule = correctness(PROMPTS, count=3, max_tokens=32)
+    assert tuple(request.prompt for request in schedule.requests) == PROMPTS[:3]
+    assert all(not request.ignore_eos and request.max_tokens == 32 for request in schedule.requests)
+
+
+@pytest.fixture(scope="module")
+def long_poisson() -> list[int]:
+    schedule = poisson(PROMPTS, name="long", seed=3, rate_rps=20, duration_s=1_000, max_tokens=(1, 1))
+    return [request.intended_ns for request in schedule.requests]
+
+
+def test_poisson_rate_and_order(long_poisson: list[int]) -> None:
+    assert long_poisson == sorted(long_poisson)
+    assert long_poisson[0] >= 0
+    assert long_poisson[-1] < 1_000 * 10**9
+    assert abs(len(long_poisson) - 20_000) < 4 * 20_000**0.5
+
+
+def test_poisson_counts_are_as_dispersed_as_poisson(long_poisson: list[int]) -> None:
+    """Variance / mean of the counts per second is 1; its standard deviation is sqrt(2 / (bins - 1))."""
+    counts = [0] * 1_000
+    for intended_ns in long_poisson:
+        counts[intended_ns // 10**9] += 1
+    dispersion = statistics.variance(counts) / statistics.mean(counts)
+    assert abs(dispersion - 1) < 4 * (2 / 999) ** 0.5
+
+
+def test_poisson_gaps_are_exponential(long_poisson: list[int]) -> None:
+    gaps = [later - earlier for earlier, later in itertools.pairwise(long_poisson)]
+    assert min(gaps) >= 0
+    mean = statistics.mean(gaps)
+    assert abs(statistics.stdev(gaps) / mean - 1) < 0.03
+    for multiple, share in ((0.5, 0.3935), (1.0, 0.6321), (2.0, 0.8647)):
+        assert abs(sum(gap <= multiple * mean for gap in gaps) / len(gaps) - share) < 0.015
+
+
+@pytest.mark.parametrize(
+    ("builder", "changes", "named"),
+    [
+        (closed_loop, {"concurrency": 0}, "concurrency 0 must be an integer from 1"),
+        (closed_loop, {"concurrency": 2.0}, "concurrency 2.0"),
+        (closed_loop, {"requests": 3}, "requests 3 must be an integer from 4"),
+        (closed_loop, {"max_tokens": (0, 5)}, "max_tokens (lower end) 0"),
+        (closed_loop, {"max_tokens": (6, 5)}, "max_tokens (lower end) 6 must be an integer from 1 to 5"),
+        (closed_loop, {"max_tokens": (1, 10**9)}, "max_tokens (upper end) 1000000000"),
+        (closed_loop, {"name": "a b"}, "name 'a b'"),
+        (closed_loop, {"seed": "x"}, "seed 'x'"),
+        (poisson, {"rate_rps": 0}, "rate_rps 0 must be a number above 0"),
+        (poisson, {"rate_rps": float("nan")}, "rate_rps nan"),
+        (poisson, {"rate_rps": float("inf")}, "rate_rps inf"),
+        (poisson, {"rate_rps": -1.5}, "rate_rps -1.5"),
+        (poisson, {"duration_s": 0}, "duration_s 0"),
+        (poisson, {"duration_s": 90_000}, "at most 86400"),
+        (poisson, {"rate_rps": 1e6, "duration_s": 3600}, "more than 10000000"),
+        (poisson, {"rate_rps": 1e-6, "duration_s": 1}, "no request arrives"),
+        (correctness, {"count": 6}, "count 6 must be an integer from 1 to 5"),
+        (correctness, {"max_tokens": 0}, "max_tokens 0"),
+    ],
+)
+def test_bad_arguments_are_named(builder, changes: dict, named: str) -> None:
+    arguments = {closed_loop: CLOSED, poisson: POISSON, correctness: CORRECTNESS}[builder]
+    with pytest.raises(ScheduleError) as caught:
+        builder(PROMPTS, **arguments | changes)
+    assert named in str(caught.value)
+    assert isinstance(caught.value, ValueError)
+
+
+def test_no_prompts_are_refused() -> None:
+    with pytest.raises(ScheduleError, match="empty"):
+        closed_loop([], **CLOSED)
+
+
+def _damage_count(lines: list[str]) -> list[str]:
+    return lines[:-1]
+
+
+def _edit(line: int, **changes) -> object:
+    def edit(lines: list[str]) -> list[str]:
+        entry = json.loads(lines[line]) | changes
+        lines[line] = json.dumps(entry, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        return lines
+
+    return edit
+
+
+def _drop_field(lines: list[str]) -> list[str]:
+    entry = json.loads(lines[3])
+    del entry["max_tokens"]
+    lines[3] = json.dumps(entry)
+    return lines
+
+
+def _spaced(lines: list[str]) -> list[str]:
+    lines[2] = json.dumps(json.loads(lines[2]), sort_keys=True)
+    return lines
+
+
+@pytest.mark.parametrize(
+    ("damage", "named"),
+    [
+        (lambda lines: ["{}", *lines[1:]], "line 1: not a schedule"),
+        (lambda lines: ["id,prompt"], "line 1: not JSON"),
+        (lambda lines: ["[1]"], "line 1: not a JSON object"),
+        (lambda lines: [*lines[:4], lines[4][:20], *lines[5:]], "line 5: not JSON"),
+        (_damage_count, "its header says"),
+        (_edit(0, version=2), "line 1: version 2; this reader knows 1"),
+        (_edit(0, rate_rps=0.0), "rate_rps 0.0"),
+        (_edit(0, kind="loop"), "kind 'loop'"),
+        (_edit(2, index=7), "line 3 of its file): index 7"),
+        (_edit(2, intended_ns=None), "line 3 of its file): intended_ns None"),
+        (_edit(5, intended_ns=0), "line 6 of its file): intended_ns 0"),
+        (_edit(2, prompt=""), "prompt is empty"),
+        (_edit(2, prompt=[1, -1]), "token id -1"),
+        (_edit(2, temperature=0), "temperature 0 must be a float"),
+        (_edit(2, extra=1), "line 3: missing fields [], unknown fields ['extra']"),
+        (_drop_field, "line 4: missing fields ['max_tokens']"),
+        (_spaced, "line 3: not in canonical form"),
+    ],
+)
+def test_damaged_files_are_refused_with_the_line(damage, named: str, tmp_path: Path) -> None:
+    path = tmp_path / "schedule.jsonl"
+    write(build("poisson"), path)
+    lines = damage(path.read_text(encoding="utf-8").splitlines())
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    with pytest.raises(ScheduleError) as caught:
+        read(path)
+    assert named in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("cut", [1, 30, 500])
+def test_file_cut_short_is_refused(cut: int, tmp_path: Path) -> None:
+    path = tmp_path / "schedule.jsonl"
+    write(build("closed"), path)
+    path.write_bytes(path.read_bytes()[:-cut])
+    with pytest.raises(ScheduleError, match="cut short"):
+        read(path)
+
+
+def test_empty_and_binary_files_are_refused(tmp_path: Path) -> None:
+    for content in (b"", b"\n", b"\x1f\x8b\x00\xff\n"):
+        (tmp_path / "s").write_bytes(content)
+        with pytest.raises(ScheduleError, match="line 1"):
+            read(tmp_path / "s")
+
+
+def test_failed_write_leaves_nothing_behind(tmp_path: Path) -> None:
+    target = tmp_path / "schedule.jsonl"
+    target.mkdir()  # a file cannot replace a folder
+    with pytest.raises(OSError):
+        write(build("closed"), target)
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_invalid_schedule_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(ScheduleError, match="concurrency None"):
+        write(replace(build("closed"), concurrency=None), tmp_path / "s.jsonl")
+    assert not list(tmp_path.iterdir())
+
+
+def test_repository_prompts_make_a_schedule() -> None:
+    texts = [prompt.text for prompt in load_prompts()]
+    schedule = closed_loop(texts, name="smoke", seed=1, concurrency=4, requests=300, max_tokens=(16, 48))
+    assert len({request.prompt for request in schedule.requests}) == 300
