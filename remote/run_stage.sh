@@ -165,7 +165,7 @@ measure() {
 
 run_everything() {
     local stage status=0
-    run_child "$python" -m pytest -n 2 || status=$?
+    OMP_NUM_THREADS=1 run_child "$python" -m pytest -n 2 || status=$?
     for stage in $(measuring_stages); do
         measure "$stage" || status=$?
     done
@@ -187,7 +187,8 @@ main() {
     [[ -n "$python" ]] || set_up
     use_import_path
     case "$stage" in
-        test) exec "$python" -m pytest -n 2 "${flags[@]}" ;;
+        # One thread a worker: two workers already fill two cores.
+        test) OMP_NUM_THREADS=1 exec "$python" -m pytest -n 2 "${flags[@]}" ;;
         figures) exec "$python" -m figures.make_figures "${flags[@]}" ;;
         all) run_everything ;;
         *) measure "$stage" "${flags[@]}" ;;

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from engine.config import ModelConfig
+from engine.kernels.linear import linear
 from engine.kernels.paged_attention import chunk_attention, decode_attention, write_kv
 from engine.kernels.rms_norm import rms_norm
 from engine.kernels.rope import apply_rope, rope_table
@@ -87,13 +88,13 @@ class Llama:
             normed = rms_norm(hidden, layer.attention_norm, self.config.rms_norm_eps)
             hidden = hidden + self._attention(layer, normed, cos, sin, batch, k_cache, v_cache)
             normed = rms_norm(hidden, layer.mlp_norm, self.config.rms_norm_eps)
-            gate, up = F.linear(normed, layer.gate_up).chunk(2, dim=-1)
-            hidden = hidden + F.linear(F.silu(gate) * up, layer.down)
+            gate, up = linear(normed, layer.gate_up).chunk(2, dim=-1)
+            hidden = hidden + linear(F.silu(gate) * up, layer.down)
         return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """(R, vocab) in the model's dtype, from rows (R, H) of forward()'s result."""
-        return F.linear(rms_norm(hidden, self.norm, self.config.rms_norm_eps), self.head)
+        return linear(rms_norm(hidden, self.norm, self.config.rms_norm_eps), self.head)
 
     def _attention(
         self,
@@ -106,7 +107,7 @@ class Llama:
         v_cache: torch.Tensor,
     ) -> torch.Tensor:
         c = self.config
-        heads = F.linear(normed, layer.qkv).view(-1, c.num_heads + 2 * c.num_kv_heads, c.head_dim)
+        heads = linear(normed, layer.qkv).view(-1, c.num_heads + 2 * c.num_kv_heads, c.head_dim)
         query, key, value = heads.split((c.num_heads, c.num_kv_heads, c.num_kv_heads), dim=1)
         query, key = apply_rope(query, cos, sin), apply_rope(key, cos, sin)
         write_kv(k_cache, batch.kv_slots, key)
@@ -116,4 +117,4 @@ class Llama:
             parts.append(decode_attention(query[:decodes], k_cache, v_cache, batch.history, batch.visible))
         for first, last, history in batch.chunks:
             parts.append(chunk_attention(query[first:last], k_cache, v_cache, history))
-        return F.linear(torch.cat(parts).flatten(1), layer.output)
+        return linear(torch.cat(parts).flatten(1), layer.output)

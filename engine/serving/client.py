@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import socket
 import subprocess
 import sys
@@ -78,6 +79,8 @@ class EngineClient(asyncio.Protocol):
             process = subprocess.Popen(
                 [sys.executable, "-m", "engine.serving.loop", str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
+                # OpenMP threads that spin for each other starve the front end where cores are few.
+                env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE"},
             )
         _, client = await asyncio.get_running_loop().create_connection(lambda: cls(process), sock=ours)
         client._transport.write(link.pack(link.ADD, options))

@@ -21,7 +21,6 @@ from harness.client.record import RequestRecord
 from harness.workload.schedule import closed_loop, write
 
 RAMP_S = 0.5
-TOKENS = 256
 MAX_EVENTS_PER_WORKER_S = 250_000
 """More than a worker can take, so that the list of requests outlasts the measurement."""
 
@@ -39,13 +38,22 @@ class Ceiling:
     workers: int
     server_processes: int
     concurrency: int
+    tokens: int
     window_s: float
 
 
 def measure_ceiling(
-    *, workers: int, window_s: float = 3.0, concurrency: int = 64, server_processes: int | None = None
+    *,
+    workers: int,
+    window_s: float = 3.0,
+    concurrency: int = 64,
+    tokens: int = 128,
+    server_processes: int | None = None,
 ) -> Ceiling:
-    """Play a closed loop of `concurrency` streams against a flat-out null server on this machine.
+    """Play a closed loop of `concurrency` streams of `tokens` tokens against a flat-out null server here.
+
+    Give the concurrency and answer length of what is measured: sending a request and closing its record cost
+    the client as much as some ten events.
 
     `server_processes` defaults to one for each worker. Takes about window_s + 2 s. Raises ValueError for
     values that are not above 0, and what `play` raises; RuntimeError when the answers were not all as asked.
@@ -59,8 +67,8 @@ def measure_ceiling(
         name="ceiling",
         seed=0,
         concurrency=concurrency,
-        requests=concurrency + round(workers * MAX_EVENTS_PER_WORKER_S * play_s / TOKENS),
-        max_tokens=(TOKENS, TOKENS),
+        requests=concurrency + round(workers * MAX_EVENTS_PER_WORKER_S * play_s / tokens),
+        max_tokens=(tokens, tokens),
     )
     with tempfile.TemporaryDirectory() as folder, NullServer(processes=server_processes) as server:
         path = Path(folder) / "ceiling.jsonl"
@@ -79,6 +87,7 @@ def measure_ceiling(
         workers=info.workers,
         server_processes=server_processes,
         concurrency=concurrency,
+        tokens=tokens,
         window_s=window_s,
     )
 
@@ -103,6 +112,7 @@ def main() -> int:
     )
     parser.add_argument("--servers", type=int, help="null server processes (default: as many as workers)")
     parser.add_argument("--concurrency", type=int, default=64, help="streams kept open (%(default)s)")
+    parser.add_argument("--tokens", type=int, default=128, help="tokens of each answer (%(default)s)")
     parser.add_argument("--window-s", type=float, default=3.0, help="seconds measured (%(default)s)")
     options = parser.parse_args()
     try:
@@ -110,6 +120,7 @@ def main() -> int:
             workers=options.workers,
             window_s=options.window_s,
             concurrency=options.concurrency,
+            tokens=options.tokens,
             server_processes=options.servers,
         )
     except (ValueError, OSError, RuntimeError) as error:

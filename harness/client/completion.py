@@ -92,7 +92,8 @@ _HOLES = {
     _TEXT: b'"(?P<text>' + _STRING_CONTENT + b')"',
     _TOKENS_SO_FAR: b"(?P<tokens>" + _INTEGER + b")",
 }
-_MAX_LEARNED = 8
+_MAX_ATTEMPTS = 16
+"""Patterns tried in the life of a scanner: making one costs as much as a hundred parses."""
 
 
 class PlainEventScanner:
@@ -100,16 +101,15 @@ class PlainEventScanner:
 
     The parsed event becomes a pattern: its own bytes, with exact JSON grammar for those values. What matches
     is therefore one whole event, valid JSON of equal structure, and what the pattern captures is what a full
-    parse would find. Patterns are learned a few times in the life of a scanner: a server has one or two
-    shapes of event.
+    parse would find.
     """
 
-    __slots__ = ("_fullmatch", "_groups", "_learned")
+    __slots__ = ("_attempts", "_fullmatch", "_groups")
 
     def __init__(self) -> None:
         self._fullmatch: Callable[[bytes], re.Match[bytes] | None] = _NOTHING.fullmatch
         self._groups = (0, 0)
-        self._learned = 0
+        self._attempts = 0
 
     def scan(self, framed: bytes) -> tuple[str, int] | None:
         """(text, completion_tokens) when `framed` is b"data: ", a plain event and an empty line; else None.
@@ -126,9 +126,17 @@ class PlainEventScanner:
     def learn(self, data: bytes, parsed: Completion) -> None:
         """Take an event that had to be parsed, and what `parse` found, as the new pattern if it is a plain
         one."""
-        is_plain = parsed.completion_tokens is not None and parsed.token_ids is None and not parsed.finish_reason
-        if is_plain and self._learned < _MAX_LEARNED and (pattern := _pattern_of(data)):
-            self._learned += 1
+        is_plain = (
+            parsed.has_choice
+            and parsed.completion_tokens is not None
+            and parsed.token_ids is None
+            and parsed.finish_reason is None
+            and parsed.text.isascii()
+        )
+        if not is_plain or self._attempts == _MAX_ATTEMPTS:
+            return
+        self._attempts += 1
+        if pattern := _pattern_of(data):
             self._fullmatch = pattern.fullmatch
             self._groups = (pattern.groupindex["text"], pattern.groupindex["tokens"])
 

@@ -23,6 +23,8 @@ from urllib.parse import unquote
 from tokenizers import Tokenizer
 
 from engine.config import ConfigError
+from engine.serving.http.chat import chat
+from engine.serving.http.chat_template import ChatTemplate
 from engine.serving.http.completions import complete
 from engine.serving.http.errors import ApiError, shown
 from engine.serving.http.frames import error_event
@@ -42,11 +44,13 @@ Handler = Callable[[Exchange], Awaitable[None]]
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """model_name: what clients call the model. port 0 takes a free one."""
+    """model_name: what clients call the model; port 0 takes a free one; without a chat template there is no
+    chat."""
 
     model_name: str
     host: str = "127.0.0.1"
     port: int = 8000
+    chat_template: ChatTemplate | None = None
     drain_seconds: float = 30.0
     limits: Limits = field(default_factory=Limits)
 
@@ -117,6 +121,7 @@ class Server:
         self._stopping = False
         self._routes: dict[str, dict[str, Handler]] = {
             "/v1/completions": {"POST": partial(complete, self._intake)},
+            "/v1/chat/completions": {"POST": partial(chat, self._intake, settings.chat_template)},
             "/v1/models": {"GET": self._models},
             "/health": {"GET": self._health},
             "/version": {"GET": self._version},

@@ -32,6 +32,11 @@ class Intake:
         self.model_name = model_name
         self.replies: set[Reply] = set()
 
+    @property
+    def context(self) -> int:
+        """Tokens that prompt and answer may have together."""
+        return self._client.info.max_model_len
+
     def check_model(self, name: str | None) -> None:
         if name is not None and name != self.model_name:
             raise ApiError(
@@ -100,7 +105,7 @@ class Intake:
             )
 
     def _max_tokens(self, asked: int | None, default: int, prompt_tokens: int, param: str) -> int:
-        context = self._client.info.max_model_len
+        context = self.context
         if prompt_tokens >= context:
             raise ApiError(
                 400,

@@ -28,7 +28,7 @@ class Limits:
     """What one connection may take of the server. Sizes in bytes, times in seconds."""
 
     head_bytes: int = 64 << 10
-    body_bytes: int = 8 << 20
+    body_bytes: int = 4 << 20
     head_seconds: float = 10.0
     body_seconds: float = 60.0
     idle_seconds: float = 75.0
@@ -181,8 +181,8 @@ class Connection(asyncio.Protocol):
         self._incoming: Request | None = None
         self._in_head = False
         self._head_bytes = 0
-        self._body: list[bytes] = []
-        self._body_bytes = 0
+        self._body = bytearray()
+        self._bytes_before = 0
         self._waiting: deque[Request | Refusal] = deque()
         self._continue_due = False
         self._deaf = False
@@ -217,6 +217,7 @@ class Connection(asyncio.Protocol):
             self.exchange.request.keep_alive = False
 
     def abort(self) -> None:
+        self._cancel_timers()
         self._transport.abort()
 
     # ---- asyncio.Protocol
@@ -280,8 +281,8 @@ class Connection(asyncio.Protocol):
         self._incoming = Request()
         self._in_head = True
         self._head_bytes = 0
-        self._body = []
-        self._body_bytes = sum(len(request.body) for request in self._waiting if isinstance(request, Request))
+        self._body = bytearray()
+        self._bytes_before = sum(len(item.body) for item in self._waiting if isinstance(item, Request))
         self._read_within(self._limits.head_seconds)
 
     def on_url(self, url: bytes) -> None:
@@ -303,7 +304,7 @@ class Connection(asyncio.Protocol):
             len(name) + len(text) for name, text in request.headers.items()
         )
         self._check_head()
-        self._count_body(int(request.headers.get("content-length", 0)))
+        self._check_body(int(request.headers.get("content-length", 0)))
         if self._deaf:
             return
         self._read_within(self._limits.body_seconds)
@@ -314,15 +315,14 @@ class Connection(asyncio.Protocol):
         if self._deaf:
             return
         self._continue_due = False
-        self._body.append(body)
-        self._count_body(len(body))
-        self._body_bytes += len(body)
+        self._body += body
+        self._check_body(len(self._body))
 
     def on_message_complete(self) -> None:
         if self._deaf:
             return
         request, self._incoming = self._incoming, None
-        request.body, self._body = b"".join(self._body), []
+        request.body, self._body = bytes(self._body), bytearray()
         request.keep_alive = self._parser.should_keep_alive() and request.version == "1.1"
         self._continue_due = False
         self._cancel_read_timer()
@@ -336,7 +336,7 @@ class Connection(asyncio.Protocol):
 
     def _next(self) -> None:
         """Start the next exchange, unless one is under way or the peer has not taken the last answer yet."""
-        if self.exchange is not None or self.paused or self._transport.is_closing():
+        if self.exchange is not None or self._transport.is_closing():
             return
         if self._waiting:
             request = self._waiting.popleft()
@@ -357,7 +357,7 @@ class Connection(asyncio.Protocol):
         if not self._deaf:
             self._deaf = self._refused = True
             self._cancel_read_timer()
-            self._incoming, self._body = None, []
+            self._incoming, self._body = None, bytearray()
             self._waiting.append(refusal)
 
     def _ignore_upgrade(self, rest: bytes) -> None:
@@ -386,8 +386,9 @@ class Connection(asyncio.Protocol):
                 Refusal(431, f"the request head is larger than the limit of {self._limits.head_bytes} bytes")
             )
 
-    def _count_body(self, further: int) -> None:
-        size, limit = self._body_bytes + further, self._limits.body_bytes
+    def _check_body(self, size: int) -> None:
+        """Bodies that wait for their turn count together with the one that comes in."""
+        size, limit = self._bytes_before + size, self._limits.body_bytes
         if size > limit:
             self._stop_reading(
                 Refusal(413, f"a body of {size} bytes or more exceeds the limit of {limit} bytes")
@@ -417,7 +418,7 @@ class Connection(asyncio.Protocol):
         """Cut the peer off when it has taken nothing since the last look, one `stalled_seconds` ago."""
         left = self._transport.get_write_buffer_size() + _unacknowledged_bytes(self._transport)
         if left_before is not None and left >= left_before:
-            self._transport.abort()
+            self.abort()
         else:
             delay = self._limits.stalled_seconds
             self._write_timer = self._loop.call_later(delay, self._expect_progress, left)

@@ -7,7 +7,7 @@ server cannot do: those of UNSUPPORTED are refused when their value is not one t
 """
 
 import random
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
@@ -19,11 +19,16 @@ MAX_STOP_LENGTH = 1024
 _INT64 = 1 << 63
 
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "add_generation_prompt": (True,),
     "allowed_token_ids": (),
     "audio": (),
     "bad_words": ([],),
     "best_of": (1,),
     "cache_salt": (),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
+    "documents": ([],),
     "echo": (False,),
     "frequency_penalty": (0,),
     "function_call": ("none", "auto"),
@@ -150,6 +155,48 @@ class CompletionRequest(GenerationRequest):
     prompt: Annotated[list[Any], BeforeValidator(_prompts)]
 
 
+class TextPart(BaseModel):
+    """One part of a message; other kinds than text are refused."""
+
+    model_config = ConfigDict(strict=True)
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(BaseModel):
+    """role: the template decides which there are; those that need tools are refused."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    role: str
+    content: str | list[TextPart] | None = None
+
+    @model_validator(mode="after")
+    def _check_tools(self) -> "Message":
+        if self.role in ("tool", "function") or (self.model_extra or {}).get("tool_calls"):
+            raise ValueError("this server does not support tools")
+        return self
+
+    def plain(self) -> dict[str, str]:
+        """What the template gets: the parts of a content joined by line breaks."""
+        parts = [self.content or ""] if not isinstance(self.content, list) else [p.text for p in self.content]
+        return {"role": self.role, "content": "\n".join(parts)}
+
+
+class ChatRequest(GenerationRequest):
+    """POST /v1/chat/completions. max_completion_tokens is the newer name of max_tokens and wins over it."""
+
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+
+    @model_validator(mode="after")
+    def _take_newer_name(self) -> "ChatRequest":
+        if self.max_completion_tokens is not None:
+            self.max_tokens = self.max_completion_tokens
+        return self
+
+
 Body = TypeVar("Body", bound=GenerationRequest)
 
 
@@ -179,10 +226,12 @@ def _asks_for_nothing(value: object, neutral: tuple[object, ...]) -> bool:
 
 
 def _as_api_error(error: ValidationError) -> ApiError:
-    first = error.errors(include_url=False)[0]
+    # Of the branches of a union, the one that was entered furthest is the one that was meant.
+    first = max(error.errors(include_url=False), key=lambda found: len(found["loc"]))
     if first["type"] == "json_invalid":
         return ApiError(400, f"the body is not valid JSON: {first['ctx']['error']}", code="invalid_json")
-    param = ".".join(str(part) for part in first["loc"]) or None
+    names = [str(part) for part in first["loc"] if part != "str" and not str(part).startswith("list[")]
+    param = ".".join(names) or None
     problem = str(first["ctx"]["error"]) if first["type"] == "value_error" else first["msg"]
     problem = problem[0].lower() + problem[1:]
     if param is None:

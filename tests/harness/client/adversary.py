@@ -264,11 +264,11 @@ def error_object_before_done(answer: Answer) -> None:
     answer.end()
 
 
-@behaviour(Truth("stream_error", "overloaded", tokens=1, chunks=(1,), text="a"))
+@behaviour(Truth("stream_error", "error event", tokens=1, chunks=(1,), text="a"))
 def error_event_by_name(answer: Answer) -> None:
     answer.head()
     answer.text("a", 1)
-    answer.chunk(b"event: error\ndata: overloaded\n\n")
+    answer.chunk(b'event: error\ndata: {"message": "overloaded"}\n\n')
     answer.raw(b"0\r\n\r\n")
 
 
@@ -404,6 +404,16 @@ def body_until_close(answer: Answer) -> None:
     for number, letter in enumerate("abcd", start=1):
         answer.raw(framed(completion(letter, number, "length" if number == 4 else None)))
     answer.raw(b"data: [DONE]\n\n")
+    answer.close()
+
+
+@behaviour(Truth())
+def close_announced(answer: Answer) -> None:
+    """A request sent on this connection afterwards would be lost."""
+    answer.head("200 OK", "text/event-stream", "Connection: close")
+    answer.four()
+    answer.end()
+    time.sleep(0.1)
     answer.close()
 
 

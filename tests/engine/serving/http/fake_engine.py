@@ -13,7 +13,7 @@ import uvloop
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from engine.serving.http.app import Server, ServerSettings, bind
-from engine.serving.http.protocol import Limits
+from engine.serving.http.chat_template import ChatTemplate
 from engine.serving.request import SamplingParams
 
 MODEL = "tiny"
@@ -208,11 +208,13 @@ class Peer:
 
 @contextlib.asynccontextmanager
 async def serving(
-    engine: FakeEngine, tokenizer: Tokenizer | None = None, limits: Limits | None = None
+    engine: FakeEngine,
+    tokenizer: Tokenizer = TOKENIZER,
+    chat_template: ChatTemplate | None = None,
 ) -> AsyncIterator[tuple[Server, int]]:
     """A server on a free port; yields it and the port."""
-    settings = ServerSettings(MODEL, port=0, limits=limits or Limits())
-    server = Server(engine, tokenizer or TOKENIZER, settings)
+    settings = ServerSettings(MODEL, port=0, chat_template=chat_template)
+    server = Server(engine, tokenizer, settings)
     _, port = await server.listen(bind(settings))
     try:
         yield server, port

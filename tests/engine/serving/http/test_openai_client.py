@@ -5,6 +5,7 @@ import asyncio
 import openai
 import pytest
 
+from engine.serving.http.chat_template import ChatTemplate
 from tests.engine.serving.http.fake_engine import END, MODEL, FakeEngine, ids, run, serving
 
 TEXT = "Hello, wörld 😀"
@@ -47,6 +48,25 @@ def test_streamed_completions() -> None:
         assert "".join(chunk.choices[0].text for chunk in chunks[:-1]) == TEXT
         assert chunks[-1].choices == []
         assert chunks[-1].usage.completion_tokens == len(ids(TEXT)) + 1
+
+    run(test())
+
+
+def test_chat() -> None:
+    template = ChatTemplate("{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}")
+    messages = [{"role": "user", "content": "Hi"}]
+
+    async def test() -> None:
+        async with serving(double := engine(), chat_template=template) as (_, port), client(port) as api:
+            plain = await api.chat.completions.create(model=MODEL, messages=messages)
+            stream = await api.chat.completions.create(model=MODEL, messages=messages, stream=True)
+            chunks = [chunk async for chunk in stream]
+        assert double.submitted[0].prompt_ids == ids("user:Hi;")
+        assert (plain.choices[0].message.role, plain.choices[0].message.content) == ("assistant", TEXT)
+        assert plain.choices[0].finish_reason == chunks[-1].choices[0].finish_reason == "stop"
+        assert "".join(chunk.choices[0].delta.content for chunk in chunks) == TEXT
+        assert [chunk.choices[0].delta.role for chunk in chunks] == ["assistant"] + [None] * (len(chunks) - 1)
+        assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
 
     run(test())
 

@@ -530,6 +530,27 @@ def test_a_peer_that_reads_slowly_is_not_cut_off() -> None:
     run(test())
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+def test_answers_to_a_connection_just_cut_off_go_nowhere(streaming: bool) -> None:
+    async def test() -> None:
+        async with site() as made:
+            peer = await Peer.connect(made.port)
+            peer.get("/")
+            exchange = await made.exchange(0)
+            [connection] = made.connections
+            connection.abort()
+            connection.data_received(b"nonsense\r\n\r\n")
+            if streaming:
+                exchange.start_stream()
+                exchange.write(b"one")
+                exchange.finish(b"two")
+            else:
+                exchange.respond(200, b"one")
+            assert await peer.ended()
+
+    run(test())
+
+
 # ---- closing
 
 
