@@ -51,6 +51,7 @@ def run_reference(
     environment = interpreter.process_environment() | {
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_VERBOSITY": "error",
+        "OMP_WAIT_POLICY": "PASSIVE",
     }
     with log.open("wb") as output:
         status = subprocess.run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,13 +44,19 @@ def _prepared_by_engine(name: str, interpreter: Interpreter, root: Path) -> Path
     return Path(done.stdout.strip().splitlines()[-1])
 
 
+def _is_random(folder: Path) -> bool:
+    """Whether the engine made the weights up; it says so in config.json."""
+    config = folder / "config.json"
+    return config.is_file() and "llm_ladder_weights" in json.loads(config.read_bytes())
+
+
 def describe_model(name: str, folder: Path) -> ModelInfo:
     """Name, origin and the SHA-256 of every file. A checkpoint that is given counts as real weights."""
     given = Path(name).exists()
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return ModelInfo(
         name=Path(name).stem if given else name,
-        weights="real",
+        weights="random" if _is_random(folder) else "real",
         source=f"given: {folder.name}" if given else f"named model, prepared as {folder.name}",
         sha256={path.relative_to(folder).as_posix(): file_sha256(path) for path in files},
     )

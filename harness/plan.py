@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,15 +88,23 @@ def estimated_seconds(plan: DevicePlan, device: str, systems: Sequence[ChosenSys
     return play_s + startup_s + correctness_s + (plan.ceiling.seconds if plan.ceiling else 0)
 
 
-def build_schedules(stage: Stage, plan: DevicePlan) -> dict[str, Schedule]:
-    """Every schedule of a stage by its name: the cells', "warmup", and "correctness"."""
+def build_schedules(
+    stage: Stage, plan: DevicePlan, turn: Callable[[str], str] = str
+) -> dict[str, Schedule]:
+    """Every schedule of a stage by its name: the cells', "warmup", and "correctness".
+
+    The correctness prompts go through `turn` (see workload.chat): a model tuned for chat ends most bare
+    questions at once, and an empty answer proves nothing.
+    """
     texts = [prompt.text for prompt in load_prompts()]
     seed = stage.declared.seed
     built = {cell.name: _build(cell, texts, seed) for cell in plan.cells}
     built["warmup"] = schedules.closed_loop(texts, name="warmup", seed=seed, **plan.warmup.model_dump())
     if plan.correctness is not None:
         built["correctness"] = schedules.correctness(
-            texts, count=plan.correctness.prompts, max_tokens=plan.correctness.max_tokens
+            [turn(text) for text in texts],
+            count=plan.correctness.prompts,
+            max_tokens=plan.correctness.max_tokens,
         )
     return built
 

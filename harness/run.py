@@ -38,6 +38,7 @@ from harness.survey import RunOptions, Survey, survey, utc_now
 from harness.systems.environment import PROJECT
 from harness.systems.process import RunningServer, ServerError
 from harness.tables import records_to_csv
+from harness.workload.chat import chat_turn
 
 CHECK_DTYPE = "float32"
 
@@ -97,7 +98,9 @@ class _StageRun:
 
     def __post_init__(self) -> None:
         self.plan = self.options.stage.on(self.options.device)
-        self.schedules = build_schedules(self.options.stage, self.plan)
+        self.schedules = build_schedules(
+            self.options.stage, self.plan, chat_turn(self.survey.model.folder)
+        )
         self.servers = Servers(self.options, self.survey, self.writer.folder)
 
     def measure(self) -> Outcome:

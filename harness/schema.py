@@ -266,6 +266,7 @@ class ClientCeiling(Record):
     workers: int = described("client processes", "processes")
     server_processes: int = described("processes of the null server", "processes")
     concurrency: int = described("streams kept open", "requests")
+    tokens: int = described("tokens of each stream, one an event", "tokens")
     window_s: float = described("length of the window", "s")
 
 

@@ -32,9 +32,12 @@ class SourceState:
 
 
 def read_source(root: Path) -> SourceState:
-    """State of the checkout at `root`: by git, else by its source file, else unknown and therefore dirty."""
+    """State of the checkout at `root`: by git, else by its source file, else unknown and therefore dirty.
+
+    A repository without a commit knows nothing of where its files are from: the source file does.
+    """
     lock = file_sha256(root / "uv.lock") if (root / "uv.lock").is_file() else UNKNOWN
-    if (root / ".git").exists():
+    if (root / ".git").exists() and (_has_commit(root) or not (root / SOURCE_FILE).is_file()):
         return _from_git(root, lock)
     if (root / SOURCE_FILE).is_file():
         return _from_source_file(root, lock)
@@ -87,6 +90,13 @@ def _git(root: Path, *arguments: str, index: Path | None = None) -> str:
         errors="replace",
     )
     return done.stdout
+
+
+def _has_commit(root: Path) -> bool:
+    try:
+        return bool(_git(root, "rev-parse", "--verify", "--quiet", "HEAD"))
+    except (subprocess.CalledProcessError, FileNotFoundError):
+        return False
 
 
 def _from_git(root: Path, lock: str) -> SourceState:

@@ -129,7 +129,7 @@ class Exchange:
             self._bytes_after_done += len(data)
         elif data == DONE:
             self._done_ns = stamp_ns
-        elif name == b"errorx":
+        elif name == b"error":
             self.fail("stream_error", f"error event: {data[:SHOWN_BYTES].decode('utf-8', 'replace')}")
         elif (plain := self._scan(b"data: %b\n\n" % data)) is not None:
             self._plain(plain, stamp_ns)

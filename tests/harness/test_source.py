@@ -108,6 +108,14 @@ def test_a_carried_checkout_that_was_changed_is_never_called_clean(checkout, tmp
     assert state.diff is None
 
 
+def test_an_empty_repository_does_not_hide_the_source_file(checkout, tmp_path):
+    write_source_file(checkout)
+    carried = tmp_path / "carried"
+    shutil.copytree(checkout, carried, ignore=shutil.ignore_patterns(".git"))
+    subprocess.run(["git", "init", "-q", str(carried)], check=True)
+    assert read_source(carried).source.git_commit == read_source(checkout).source.git_commit
+
+
 def test_a_source_file_is_written_from_git_only(tmp_path):
     with pytest.raises(ValueError, match="not a git checkout"):
         write_source_file(tmp_path)

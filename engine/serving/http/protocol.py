@@ -329,14 +329,12 @@ class Connection(asyncio.Protocol):
         self._waiting.append(request)
         if len(self._waiting) > PIPELINE_DEPTH:
             self._stop_reading(Refusal(400, f"more than {PIPELINE_DEPTH} requests are pipelined"))
-        elif not request.keep_alive:
-            self._deaf = True
 
     # ---- the order of exchanges
 
     def _next(self) -> None:
         """Start the next exchange, unless one is under way or the peer has not taken the last answer yet."""
-        if self.exchange is not None or self._transport.is_closing():
+        if self.exchange is not None or self.paused or self._transport.is_closing():
             return
         if self._waiting:
             request = self._waiting.popleft()

@@ -133,11 +133,9 @@ class StreamReply(Reply):
         super().start()
 
     def show(self, choice: Choice) -> None:
-        if not self.exchange.writable or self._write_due:
-            return
         if len(self.choices) == 1:
             self._write_news()
-        else:
+        elif not self._write_due:
             self._write_due = True
             asyncio.get_running_loop().call_soon(self._write_news)
 

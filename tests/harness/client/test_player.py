@@ -5,7 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -109,7 +108,7 @@ def test_timed_closed_loop_starts_a_prefix_of_the_list(flat_out: NullServer, tmp
     records, info = play(path, flat_out.url, MODEL, workers=2, seconds=0.3)
     assert [record.index for record in records] == list(range(len(records)))
     assert all(record.intended_ns < 0.3e9 for record in records)
-    assert [record.intended_ns for record in records[:3]] == [0, 0, 0]
+    assert sum(record.intended_ns == 0 for record in records) == 3  # each slot is free at the start
     assert {record.status for record in records} == {"ok"}
     assert not info.exhausted
     assert info.cpus == () or len(info.cpus) == info.workers
@@ -131,11 +130,15 @@ def test_output_is_kept_only_when_asked_and_hashed_always(flat_out: NullServer, 
 
 
 def test_server_that_dies_is_recorded_not_raised(tmp_path: Path) -> None:
-    path = closed(tmp_path, 24, 2, (50, 50))
+    path = closed(tmp_path, 24, 2, (10, 10))
     with NullServer(pace=Pace.from_ms(1, 20)) as server:
-        victim = next(c for c in psutil.Process().children() if str(server.port) in c.cmdline())
-        threading.Timer(0.5, victim.kill).start()
-        records, _ = play(path, server.url, MODEL, workers=1, seconds=60, timeout_s=30)
+        victim = next(child for child in psutil.Process().children() if str(server.port) in child.cmdline())
+
+        def kill_server(done: int, total: int | None, seconds: float) -> None:
+            if done:
+                victim.kill()
+
+        records, _ = play(path, server.url, MODEL, workers=1, on_progress=kill_server)
     assert len(records) == 24
     assert {record.status for record in records} <= {"ok", "reset", "truncated"}
     refused = records[-1]

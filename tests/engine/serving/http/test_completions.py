@@ -257,10 +257,11 @@ def test_long_prompts_are_tokenised_like_short_ones() -> None:
     async def test() -> None:
         engine = answering("x")
         engine.info.max_model_len = 1 << 20
-        async with serving(engine) as (_, port):
-            answer = await ask(port, {"prompt": "é" * 5000})
-        assert answer.status == 200
-        assert engine.submitted[0].prompt_ids == ids("é" * 5000)
+        async with serving(engine, byte_tokenizer(begin=True)) as (_, port):
+            await ask(port, {"prompt": "é" * 5000})
+            await ask(port, {"prompt": "é" * 5000, "add_special_tokens": False})
+        spelled = ids("é" * 5000)
+        assert [engine.submitted[i].prompt_ids for i in range(2)] == [[257, *spelled], spelled]
 
     run(test())
 

@@ -288,6 +288,28 @@ def test_a_body_of_100_mb_is_refused_without_being_kept() -> None:
     run(test())
 
 
+def test_nothing_is_kept_of_a_refused_body_behind_a_running_answer() -> None:
+    async def test() -> None:
+        async with site() as made:
+            peer = await Peer.connect(made.port)
+            peer.get("/slow")
+            exchange = await made.exchange(0)
+            [connection] = made.connections
+            peer.send(b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n")
+            for _ in range(100):
+                peer.send(b"1000\r\n%b\r\n" % (b"x" * 4096))
+                await peer.writer.drain()
+                await asyncio.sleep(0)
+                assert len(connection._body) <= QUICK.body_bytes + 4096
+            await eventually(lambda: connection._refused)
+            assert len(connection._waiting) == 1
+            echo(exchange)
+            assert [(await peer.answer()).status for _ in range(2)] == [200, 413]
+            assert await peer.ended()
+
+    run(test())
+
+
 @pytest.mark.parametrize("line", [b"x-a: " + b"a" * 500 + b"\r\n", b"a" * 500])
 @pytest.mark.parametrize("start", [b"GET / HTTP/1.1\r\nx-b: ", b"GET /"])
 def test_an_endless_head_is_refused(line: bytes, start: bytes) -> None:
@@ -547,6 +569,26 @@ def test_answers_to_a_connection_just_cut_off_go_nowhere(streaming: bool) -> Non
             else:
                 exchange.respond(200, b"one")
             assert await peer.ended()
+
+    run(test())
+
+
+def test_a_peer_that_has_caught_up_is_not_cut_off_while_there_is_no_news() -> None:
+    async def test() -> None:
+        async with site(limits=replace(QUICK, stalled_seconds=0.1)) as made:
+            peer = await Peer.connect(made.port, buffer=1 << 12)
+            peer.get("/")
+            exchange = await made.exchange(0)
+            written = await fill(exchange)
+            received = 0
+            while received < written:
+                received += len(await peer.reader.read(1 << 16))
+            await eventually(lambda: exchange.writable)
+            await asyncio.sleep(0.5)
+            assert exchange.open
+            exchange.finish(b"end")
+            assert (await peer.reader.read(1 << 16)).endswith(b"end\r\n0\r\n\r\n")
+            peer.close()
 
     run(test())
 
