@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -102,6 +103,7 @@ async def _serve_async(args: argparse.Namespace) -> int:
     from engine.model.named import prepare
     from engine.serving.client import EngineClient
     from engine.serving.http.app import ServerSettings, bind, serve
+    from engine.serving.http.chat_template import ChatTemplate
     from engine.serving.startup import EngineOptions
 
     name = args.served_model_name or args.model
@@ -111,6 +113,7 @@ async def _serve_async(args: argparse.Namespace) -> int:
     client = await EngineClient.start(EngineOptions(model=folder, **_engine_options(args)))
     try:
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        settings = replace(settings, chat_template=ChatTemplate.load(folder))
         await serve(client, tokenizer, settings, listener, partial(_announce, name, client))
     finally:
         await client.stop()

@@ -88,9 +88,7 @@ def estimated_seconds(plan: DevicePlan, device: str, systems: Sequence[ChosenSys
     return play_s + startup_s + correctness_s + (plan.ceiling.seconds if plan.ceiling else 0)
 
 
-def build_schedules(
-    stage: Stage, plan: DevicePlan, turn: Callable[[str], str] = str
-) -> dict[str, Schedule]:
+def build_schedules(stage: Stage, plan: DevicePlan, turn: Callable[[str], str] = str) -> dict[str, Schedule]:
     """Every schedule of a stage by its name: the cells', "warmup", and "correctness".
 
     The correctness prompts go through `turn` (see workload.chat): a model tuned for chat ends most bare

@@ -98,9 +98,7 @@ class _StageRun:
 
     def __post_init__(self) -> None:
         self.plan = self.options.stage.on(self.options.device)
-        self.schedules = build_schedules(
-            self.options.stage, self.plan, chat_turn(self.survey.model.folder)
-        )
+        self.schedules = build_schedules(self.options.stage, self.plan, chat_turn(self.survey.model.folder))
         self.servers = Servers(self.options, self.survey, self.writer.folder)
 
     def measure(self) -> Outcome:

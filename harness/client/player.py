@@ -84,7 +84,7 @@ def play(
     target = Target.from_url(base_url)
     address = _reachable_address(target)
     workers = min(workers, schedule.concurrency or len(schedule.requests))
-    cpus = _cpus_for(workers)
+    cpus = cpus_for(workers)
     with contextlib.ExitStack() as stack:
         wire = build_wire_file(schedule, target, model)
         stack.callback(os.close, wire.descriptor)
@@ -218,7 +218,7 @@ def _reachable_address(target: Target) -> tuple[str, int]:
         raise PlayError(f"nothing takes connections at {target.host}:{target.port}: {error}") from None
 
 
-def _cpus_for(workers: int) -> tuple[int, ...]:
+def cpus_for(workers: int) -> tuple[int, ...]:
     """The last cores, one for each worker, on a machine that has room for it."""
     allowed = sorted(os.sched_getaffinity(0))
     if len(allowed) < MIN_CORES_TO_PIN or workers > len(allowed) // 2:

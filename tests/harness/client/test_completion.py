@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.client.completion import Completion, PlainEventScanner, parse
@@ -188,6 +188,7 @@ JSON = st.recursive(
 )
 
 
+@settings(max_examples=50)
 @given(st.dictionaries(st.sampled_from(["id", "created", "usage", "x", "object", "text"]), JSON), OPTIONS)
 def test_whatever_is_learned_reads_like_a_full_parse(changes: dict, options: dict) -> None:
     data = encoded(event() | changes, **options)

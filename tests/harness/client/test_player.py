@@ -13,7 +13,7 @@ import pytest
 
 from harness.client.null_process import MODEL, Pace
 from harness.client.null_server import NullServer
-from harness.client.player import PlayError, default_workers, play
+from harness.client.player import PlayError, cpus_for, default_workers, play
 from harness.workload.schedule import Schedule, ScheduledRequest, ScheduleError, closed_loop, poisson, write
 
 PROMPTS = [f"Say {word}." for word in ("one", "two", "three", "four")]
@@ -240,3 +240,19 @@ def test_damaged_schedule_is_refused(tmp_path: Path) -> None:
 
 def test_a_quarter_of_the_cores_by_default() -> None:
     assert default_workers() == max(1, len(os.sched_getaffinity(0)) // 4)
+
+
+@pytest.mark.parametrize(
+    ("cores", "workers", "pinned"),
+    [
+        ({0, 1}, 1, ()),  # the server needs them
+        ({0, 1, 2, 3}, 1, (3,)),
+        ({0, 2, 4, 6, 9}, 2, (6, 9)),
+        ({0, 1, 2, 3}, 3, ()),
+    ],
+)
+def test_workers_are_pinned_where_there_is_room(
+    cores: set[int], workers: int, pinned: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: cores)
+    assert cpus_for(workers) == pinned

@@ -109,33 +109,33 @@ def test_correctness_takes_the_first_prompts_as_they_are() -> None:
 
 @pytest.fixture(scope="module")
 def long_poisson() -> list[int]:
-    schedule = poisson(PROMPTS, name="long", seed=3, rate_rps=20, duration_s=1_000, max_tokens=(1, 1))
+    schedule = poisson(PROMPTS, name="long", seed=3, rate_rps=20, duration_s=500, max_tokens=(1, 1))
     return [request.intended_ns for request in schedule.requests]
 
 
 def test_poisson_rate_and_order(long_poisson: list[int]) -> None:
     assert long_poisson == sorted(long_poisson)
     assert long_poisson[0] >= 0
-    assert long_poisson[-1] < 1_000 * 10**9
-    assert abs(len(long_poisson) - 20_000) < 4 * 20_000**0.5
+    assert long_poisson[-1] < 500 * 10**9
+    assert abs(len(long_poisson) - 10_000) < 4 * 10_000**0.5
 
 
 def test_poisson_counts_are_as_dispersed_as_poisson(long_poisson: list[int]) -> None:
     """Variance / mean of the counts per second is 1; its standard deviation is sqrt(2 / (bins - 1))."""
-    counts = [0] * 1_000
+    counts = [0] * 500
     for intended_ns in long_poisson:
         counts[intended_ns // 10**9] += 1
     dispersion = statistics.variance(counts) / statistics.mean(counts)
-    assert abs(dispersion - 1) < 4 * (2 / 999) ** 0.5
+    assert abs(dispersion - 1) < 4 * (2 / 499) ** 0.5
 
 
 def test_poisson_gaps_are_exponential(long_poisson: list[int]) -> None:
     gaps = [later - earlier for earlier, later in itertools.pairwise(long_poisson)]
     assert min(gaps) >= 0
     mean = statistics.mean(gaps)
-    assert abs(statistics.stdev(gaps) / mean - 1) < 0.03
+    assert abs(statistics.stdev(gaps) / mean - 1) < 0.04
     for multiple, share in ((0.5, 0.3935), (1.0, 0.6321), (2.0, 0.8647)):
-        assert abs(sum(gap <= multiple * mean for gap in gaps) / len(gaps) - share) < 0.015
+        assert abs(sum(gap <= multiple * mean for gap in gaps) / len(gaps) - share) < 0.02
 
 
 @pytest.mark.parametrize(
