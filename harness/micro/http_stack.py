@@ -1,6 +1,6 @@
 """Which HTTP stack? Events per second at many streams, and what slow and hostile clients do to each.
 
-    python -m harness.micro.http_stack [--stacks ...] [--repetitions 6] [--out results/v1/http_stack]
+    python -m harness.micro.http_stack [--stacks ...] [--repetitions 6] [--out results/micro/http_stack]
 
 Server and client are pinned to one core each; the stacks take turns A B C C B A. The client opens all
 streams, lets them ramp for RAMP_S, then counts `data:` in what its sockets deliver during `--seconds`. CPU
@@ -259,7 +259,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=256)
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--repetitions", type=int, default=6)
-    parser.add_argument("--out", type=Path, default=Path("results/v1/http_stack"))
+    parser.add_argument("--out", type=Path, default=Path("results/micro/http_stack"))
     options = parser.parse_args()
     os.sched_setaffinity(0, {CLIENT_CORE})
 
