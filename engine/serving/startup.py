@@ -88,6 +88,8 @@ def _check_gpu() -> None:
     if capability < (8, 0):
         raise ConfigError(f"this GPU is sm_{capability[0]}{capability[1]}; bfloat16 needs sm_80 or newer")
     torch.backends.cuda.matmul.allow_tf32 = False
+    # cuDNN builds an attention plan for every new length, and decoding meets a new one each step.
+    torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def _kv_bytes(options: EngineOptions, device: str) -> int:
