@@ -30,7 +30,7 @@ def decode_attention(
     keys, values = k_cache[history], v_cache[history]
     kv_heads = keys.shape[2]
     out = F.scaled_dot_product_attention(
-        query.view(batch, kv_heads, heads // kv_heads, dim),
+        query.reshape(batch, kv_heads, heads // kv_heads, dim),
         keys.transpose(1, 2),
         values.transpose(1, 2),
         attn_mask=visible[:, None, None, :],

@@ -108,8 +108,9 @@ class Llama:
     ) -> torch.Tensor:
         c = self.config
         heads = linear(normed, layer.qkv).view(-1, c.num_heads + 2 * c.num_kv_heads, c.head_dim)
-        query, key, value = heads.split((c.num_heads, c.num_kv_heads, c.num_kv_heads), dim=1)
-        query, key = apply_rope(query, cos, sin), apply_rope(key, cos, sin)
+        value = heads[:, c.num_heads + c.num_kv_heads :]
+        rotated = apply_rope(heads[:, : c.num_heads + c.num_kv_heads], cos, sin)
+        query, key = rotated[:, : c.num_heads], rotated[:, c.num_heads :]
         write_kv(k_cache, batch.kv_slots, key)
         write_kv(v_cache, batch.kv_slots, value)
         parts = []

@@ -69,6 +69,12 @@ class Features:
     min_tokens: bool
     logprobs: int | None
 
+    @property
+    def greedy(self) -> bool:
+        """Whether the best token of the bare logits is all that is asked for."""
+        changed = self.random or self.penalties or self.bias or self.min_tokens
+        return not changed and self.logprobs is None
+
     @staticmethod
     def union(all_params: Iterable[SamplingParams]) -> "Features":
         every = list(all_params)

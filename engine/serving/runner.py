@@ -9,6 +9,7 @@ import torch
 from engine.config import EngineConfig
 from engine.kernels.sample import top_logprobs
 from engine.model.llama import Batch, Llama
+from engine.serving.graphs import DecodeGraphs
 from engine.serving.plan import Admit, Chunk, Plan, RingRow
 from engine.serving.request import TokenLogprobs
 from engine.serving.sampler import Sampler
@@ -38,9 +39,10 @@ class Runner:
     def __init__(self, config: EngineConfig, model: Llama) -> None:
         self.config = config
         self.model = model
-        self.sampler = Sampler(config)
-        slots, length = config.max_num_seqs, config.max_model_len
+        # One slot and one block more than the scheduler knows: what fills a captured batch up writes there.
+        slots, length = config.max_num_seqs + 1, config.max_model_len
         blocks = -(-length // config.block_size)
+        self.sampler = Sampler(slots, config.device)
 
         def table(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=config.device)
@@ -53,12 +55,13 @@ class Runner:
         self.kv_cache = table(
             model.config.num_layers,
             2,
-            config.num_blocks * config.block_size,
+            (config.num_blocks + 1) * config.block_size,
             model.config.num_kv_heads,
             model.config.head_dim,
             dtype=model.embedding.dtype,
         )
         self._launched: deque[_Launched] = deque()
+        self._graphs = self._capture() if config.device == "cuda" else None
 
     @torch.inference_mode()
     def launch(self, plan: Plan) -> None:
@@ -68,17 +71,7 @@ class Runner:
         for grant in plan.grants:
             last = grant.first_index + len(grant.blocks)
             self.block_table[grant.slot, grant.first_index : last] = self._ints(grant.blocks)
-        batch, sample_rows, slots = self._inputs(plan)
-        hidden = self.model.forward(batch, self.kv_cache)
-        prompt_logprobs = self._prompt_logprobs(plan, batch, hidden)
-        results, logprobs = self._sample(hidden[sample_rows], self._ints(slots), plan)
-        step = _Launched(
-            slots,
-            _to_host(results),
-            logprobs and tuple(map(_to_host, logprobs)),
-            {slot: tuple(map(_to_host, block)) for slot, block in prompt_logprobs.items()},
-            torch.cuda.Event() if results.is_cuda else None,
-        )
+        step = self._replay(plan) or self._run(plan)
         if step.done:
             step.done.record()
         self._launched.append(step)
@@ -100,6 +93,45 @@ class Runner:
             rows.append(RingRow(slot, (), False, prompt_logprobs=_rows(block)))
         return rows
 
+    @torch.inference_mode()
+    def _capture(self) -> DecodeGraphs:
+        pad_slot = self.config.max_num_seqs
+        self.length[pad_slot] = 1
+        self.finished[pad_slot] = True
+        self.block_table[pad_slot] = self.config.num_blocks
+        model = self.model.config
+        position_bytes = 2 * model.num_kv_heads * model.head_dim * self.kv_cache.itemsize
+        return DecodeGraphs(
+            self._greedy_decode, self.config.max_num_seqs, self.config.max_model_len, pad_slot, position_bytes
+        )
+
+    def _replay(self, plan: Plan) -> _Launched | None:
+        """Queue the step as a captured one, if it is one of greedy decodes only."""
+        if self._graphs is None or plan.chunks or not plan.features.greedy:
+            return None
+        slots = [decode.slot for decode in plan.decodes]
+        results = self._graphs.replay(slots, max(decode.max_length for decode in plan.decodes))
+        return None if results is None else _Launched(slots, _to_host(results), None, {}, torch.cuda.Event())
+
+    def _run(self, plan: Plan) -> _Launched:
+        """Queue any step, kernel by kernel."""
+        batch, sample_rows, slots = self._inputs(plan)
+        hidden = self.model.forward(batch, self.kv_cache)
+        prompt_logprobs = self._prompt_logprobs(plan, batch, hidden)
+        results, logprobs = self._sample(hidden[sample_rows], self._ints(slots), plan)
+        return _Launched(
+            slots,
+            _to_host(results),
+            logprobs and tuple(map(_to_host, logprobs)),
+            {slot: tuple(map(_to_host, block)) for slot, block in prompt_logprobs.items()},
+            torch.cuda.Event() if results.is_cuda else None,
+        )
+
+    def _greedy_decode(self, slots: torch.Tensor, longest: int) -> torch.Tensor:
+        batch = Batch(*self._decode_rows(slots, longest), chunks=())
+        logits = self.model.logits(self.model.forward(batch, self.kv_cache))
+        return self._append(logits, logits.argmax(dim=-1), slots)
+
     def _ints(self, values: list[int] | tuple[int, ...]) -> torch.Tensor:
         """Host integers as an int64 tensor on the device, without waiting for it."""
         host = torch.from_numpy(np.asarray(values, dtype=np.int64))
@@ -116,14 +148,10 @@ class Runner:
 
     def _inputs(self, plan: Plan) -> tuple[Batch, torch.Tensor, list[int]]:
         """The step's rows, which of them are sampled, and the slots those belong to."""
-        size = self.config.block_size
         decoding = [decode.slot for decode in plan.decodes]
-        slots = self._ints(decoding)
-        positions = self.length[slots] - 1
-        # A finished slot's queued steps write its newest token's KV again, into blocks it still holds.
-        kv_slots = self.block_table[slots, positions // size] * size + positions % size
-        history, visible = self._decode_history(plan, slots, positions)
-        tokens, all_positions, all_kv_slots = [self.tokens[slots, positions]], [positions], [kv_slots]
+        longest = max((decode.max_length for decode in plan.decodes), default=0)
+        *rows, history, visible = self._decode_rows(self._ints(decoding), longest)
+        tokens, all_positions, all_kv_slots = ([part] for part in rows)
         chunks, sample_rows, row = [], list(range(len(decoding))), len(decoding)
         for chunk in plan.chunks:
             end = chunk.start + chunk.count
@@ -146,15 +174,18 @@ class Runner:
         sampled_slots = decoding + [chunk.slot for chunk in plan.chunks if chunk.sample]
         return batch, self._ints(sample_rows), sampled_slots
 
-    def _decode_history(
-        self, plan: Plan, slots: torch.Tensor, positions: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        longest = max((decode.max_length for decode in plan.decodes), default=0)
+    def _decode_rows(self, slots: torch.Tensor, longest: int) -> tuple[torch.Tensor, ...]:
+        """Tokens, positions and KV slots (B,) of each slot's newest token; history, visible (B, longest)."""
+        size = self.config.block_size
+        positions = self.length[slots] - 1
+        # A finished slot's queued steps write its newest token's KV again, into blocks it still holds.
+        kv_slots = self.block_table[slots, positions // size] * size + positions % size
         history = self._kv_slots(self.block_table[slots], longest)
         visible = torch.arange(longest, device=self.config.device) <= positions[:, None]
         # A masked value still meets a zero weight, and 0 · NaN is NaN: what is not visible is read from
         # block 0, which stays zero, never from blocks that somebody else has written.
-        return torch.where(visible, history, 0), visible
+        history = torch.where(visible, history, 0)
+        return self.tokens[slots, positions], positions, kv_slots, history, visible
 
     def _kv_slots(self, blocks: torch.Tensor, length: int) -> torch.Tensor:
         """Cache slots (…, length) of positions 0 … length-1, from rows of the block table (…, blocks)."""
@@ -181,12 +212,19 @@ class Runner:
     def _sample(
         self, hidden: torch.Tensor, slots: torch.Tensor, plan: Plan
     ) -> tuple[torch.Tensor, Logprobs | None]:
-        """Choose tokens, append them to live slots, set finish flags; the result rows (R, 4)."""
+        """Choose tokens and append them; the result rows (R, 4), and log probabilities where asked for."""
         logits = self.model.logits(hidden)
         length = self.length[slots]
         longest = max([d.max_length for d in plan.decodes] + [c.start + c.count for c in plan.chunks])
         history = self.tokens[slots, :longest] if plan.features.penalties else self.tokens[slots, :0]
         chosen = self.sampler.choose(logits, slots, history, length, plan.features)
+        wanted = plan.features.logprobs
+        logprobs = None if wanted is None else top_logprobs(logits, chosen, wanted)
+        return self._append(logits, chosen, slots), logprobs
+
+    def _append(self, logits: torch.Tensor, chosen: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+        """Append the chosen tokens to live slots and set finish flags; the result rows (R, 4)."""
+        length = self.length[slots]
         live = ~self.finished[slots]
         broken = live & ~logits.amax(-1).isfinite()
         appended = live & ~broken
@@ -197,9 +235,7 @@ class Runner:
         over = self.sampler.stops(slots, chosen) | (length + 1 >= self.max_length[slots]) | broken
         finished = self.finished[slots] | over
         self.finished[slots] = finished
-        results = torch.stack((appended.long(), chosen, finished.long(), broken.long()), dim=-1)
-        wanted = plan.features.logprobs
-        return results, None if wanted is None else top_logprobs(logits, chosen, wanted)
+        return torch.stack((appended.long(), chosen, finished.long(), broken.long()), dim=-1)
 
 
 def _to_host(values: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 import torch
 
-from engine.config import EngineConfig
 from engine.kernels.sample import penalised, sample
 from engine.serving.plan import Features
 from engine.serving.request import SamplingParams
@@ -14,11 +13,9 @@ MAX_LOGIT_BIAS = 300
 class Sampler:
     """One writer of the sampling tables; everything it needs of a sequence is its token history."""
 
-    def __init__(self, config: EngineConfig) -> None:
-        slots = config.max_num_seqs
-
+    def __init__(self, slots: int, device: str) -> None:
         def table(dtype: torch.dtype, *width: int) -> torch.Tensor:
-            return torch.zeros(slots, *width, dtype=dtype, device=config.device)
+            return torch.zeros(slots, *width, dtype=dtype, device=device)
 
         self.temperature = table(torch.float32)
         self.top_k = table(torch.int64)
