@@ -59,14 +59,18 @@ def play_cell(
     except PlayError as error:
         return not_played(cell, str(error))
     samples = sampler.rows(cell, info.epoch_ns) if sampler else []
-    return PlayedCell(raw_frames(cell, records, samples), info.started_at, info.exhausted, None)
+    return PlayedCell(raw_frames(cell, records, samples), _zulu(info.started_at), info.exhausted, None)
 
 
 def not_played(cell: str, failure: str) -> PlayedCell:
     """A cell without rows and why."""
-    now = datetime.now(UTC).isoformat(timespec="milliseconds")
+    now = _zulu(datetime.now(UTC).isoformat(timespec="milliseconds"))
     no_records: list[RequestRecord] = []
     return PlayedCell(raw_frames(cell, no_records), now, False, " ".join(failure.split()))
+
+
+def _zulu(utc: str) -> str:
+    return utc.replace("+00:00", "Z")
 
 
 def window_ns(load: CellPlan) -> tuple[int, int]:

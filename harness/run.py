@@ -21,6 +21,7 @@ from harness.plan import (
 )
 from harness.play import PlayedCell, not_played, play_cell, window_ns
 from harness.progress import phase, say
+from harness.provenance import anonymous
 from harness.rows import serving_row
 from harness.schema import (
     SCHEMA_VERSION,
@@ -278,7 +279,7 @@ class _StageRun:
             stage_sha256=self.options.stage.sha256,
             created_at=self.survey.created_at,
             finished_at=utc_now(),
-            command=self.options.command,
+            command=[anonymous(argument, self.options.root) for argument in self.options.command],
             source=identity.source,
             box=identity.box,
             hardware=identity.hardware,

@@ -25,7 +25,7 @@ class Limits(BaseModel):
     min_sent_share: float = Field(
         0.95, gt=0, le=1, description="open loop: share of the window's requests sent in it"
     )
-    littles_law_tolerance: float = Field(0.25, gt=0, description="beyond 1 +- this, a note")
+    littles_law_tolerance: float = Field(0.25, gt=0, description="beyond 1 +- (this + edges), a note")
 
 
 @dataclass(frozen=True)
@@ -107,9 +107,14 @@ def _notes(metrics: CellMetrics, limits: Limits, around: Surroundings) -> list[s
     if metrics.token_count_method == "assumed":
         notes.append("tokens_assumed: one token per event")
     ratio = metrics.littles_law_ratio
-    if ratio is not None and abs(ratio - 1) > limits.littles_law_tolerance:
+    if ratio is not None and abs(ratio - 1) > limits.littles_law_tolerance + _edges(metrics):
         notes.append(f"not_steady: Little's law ratio {ratio:.3g}")
     return notes
+
+
+def _edges(metrics: CellMetrics) -> float:
+    """How far requests that cross the edges of a window may move Little's law ratio in a steady state."""
+    return metrics.mean_in_flight / metrics.requests if metrics.requests else 0.0
 
 
 def _unsent(metrics: CellMetrics) -> int:

@@ -1,5 +1,6 @@
 """The whole of `python -m harness run`, against the null server, whose times are known."""
 
+import dataclasses
 import json
 import shutil
 import signal
@@ -11,6 +12,8 @@ import pytest
 
 from harness.__main__ import main
 from harness.store import IncompleteRun, list_runs, load_run
+from harness.systems import SYSTEMS
+from harness.systems.null import NULL
 from harness.verify import verify
 from tests.harness.systems.test_process import wait_until
 
@@ -155,6 +158,22 @@ def test_an_invalid_cell_is_kept_and_makes_the_exit_code_1(place, capsys):
     rows = load_run(place / "results" / "short").serving
     assert rows["verdict"].tolist() == ["INVALID", "VALID"]
     assert verify(place / "results" / "short") == []
+
+
+def test_a_server_that_does_not_start_makes_rows_that_say_so(place, capsys, monkeypatch):
+    ends = dataclasses.replace(
+        NULL, command=lambda _target, _port: ["-c", "print('why'); raise SystemExit(3)"]
+    )
+    monkeypatch.setitem(SYSTEMS, "null", ends)
+    known = stage_file(place, "known")
+    assert in_process(place, "run", known, "--device", "cpu", "--run", "unstarted") == 1
+    printed = capsys.readouterr()
+    assert printed.err.rstrip().endswith("\nwhy")
+    run = load_run(place / "results" / "unstarted")
+    assert run.serving["verdict"].tolist() == ["INVALID", "INVALID"]
+    assert set(run.serving["reasons"]) == {"not_measured: server ended with status 3 before it was ready"}
+    assert run.manifest.servers[0].startup_s is None
+    assert verify(run.path) == []
 
 
 @pytest.mark.parametrize(

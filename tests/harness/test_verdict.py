@@ -88,6 +88,12 @@ def test_what_a_closed_loop_does_not_promise_is_not_asked_of_it():
     assert verdict({"sent_in_window": 0}, {"open_loop": False}).valid
 
 
+def test_the_edges_of_a_window_with_few_requests_are_not_called_unsteady():
+    few = {"littles_law_ratio": 0.7, "mean_in_flight": 4.0, "requests": 12, "sent_in_window": 12}
+    assert verdict(few).notes == ()
+    assert codes(verdict(few | {"requests": 400, "sent_in_window": 400}).notes) == ["not_steady"]
+
+
 def test_one_request_may_cross_the_edge_of_a_short_window():
     assert verdict({"requests": 10, "sent_in_window": 9}).valid
     assert not verdict({"requests": 10, "sent_in_window": 8}).valid
