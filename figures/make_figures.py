@@ -74,13 +74,16 @@ def drawn_folders(drawn: Path) -> list[Path]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """0: drawn, or equal with --check; 1: --check found a difference; 2: there is no such run."""
+    """0: drawn, or equal with --check; 1: a damaged run, or --check found a difference; 2: no such run."""
     options = _parser().parse_args(arguments)
     runs, skipped = complete_runs(options.results)
     if options.run is None:
         for line in skipped:
             print(f"skipped {line}")
-        return _report(check_all(runs, options.out)) if options.check else _draw(runs, options)
+        if options.check:
+            return _report(check_all(runs, options.out))
+        _draw(runs, options)
+        return 1 if any("damaged" in line for line in skipped) else 0
     chosen = [run for run in runs if run.path.name == options.run]
     if not chosen:
         names = ", ".join(run.path.name for run in runs) or "none"

@@ -21,12 +21,14 @@ class PreparedModel:
     info: ModelInfo
 
 
-def prepare_model(name: str, interpreter: Interpreter, root: Path) -> PreparedModel:
+def prepare_model(name: str, interpreter: Interpreter, root: Path, *, for_engine: bool) -> PreparedModel:
     """`name` is a HuggingFace folder, or what `python -m engine prepare` makes one of: a name, a .gguf file.
 
+    A folder that the engine is to serve is checked by the same command; other systems may read more.
     Raises BadInput with the engine's message when it cannot be made ready.
     """
-    folder = Path(name) if Path(name).is_dir() else _prepared_by_engine(name, interpreter, root)
+    given = Path(name).is_dir() and not for_engine
+    folder = Path(name) if given else _prepared_by_engine(name, interpreter, root)
     return PreparedModel(folder.resolve(), describe_model(name, folder))
 
 

@@ -71,7 +71,9 @@ def survey(options: RunOptions) -> Survey:
     with phase("environments"):
         environments = {name: read_environment(used, options.root) for name, used in interpreters.items()}
     with phase("model"):
-        model = prepare_model(options.model or options.stage.declared.model, project, options.root)
+        name = options.model or options.stage.declared.model
+        for_engine = any(chosen.system.name == "engine" for chosen in systems)
+        model = prepare_model(name, project, options.root, for_engine=for_engine)
     source = read_source(options.root)
     box = options.box or box_name(hardware)
     stamp = created_at.replace("-", "").replace(":", "")

@@ -82,9 +82,9 @@ stage_names() {
 }
 
 check_stage() {
-    if grep -qx -- "$1" < <({ list_measuring_stages; own_stages; } | awk '{ print $1 }'); then
+    if grep -qxF -- "$1" < <({ list_measuring_stages; own_stages; } | awk '{ print $1 }'); then
         return
-    elif grep -qx -- "$1" < <(list_unbuilt_stages | awk '{ print $1 }'); then
+    elif grep -qxF -- "$1" < <(list_unbuilt_stages | awk '{ print $1 }'); then
         fail "stage '$1' is not built yet; there are: $(stage_names)" 2
     fi
     fail "unknown stage '$1'; there are: $(stage_names)" 2

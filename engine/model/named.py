@@ -38,6 +38,8 @@ def prepare(name_or_dir: str, cache: Path | None = None) -> Path:
         return ensure(
             cache_root(cache) / "models" / folder, HF_FILES, name_or_dir, lambda: _random(name_or_dir)
         )
+    if not name_or_dir:
+        raise UnknownModel(f"the model's name is empty; known: {', '.join(PACKAGED)}")
     path = Path(name_or_dir)
     if path.is_dir():
         return path

@@ -4,9 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
 from engine.model.named import prepare
+from engine.model.tokenizer_file import load_tokenizer
 from engine.serving.request import Finish, SamplingParams
 from engine.serving.startup import EngineOptions, load_engine
 
@@ -30,7 +29,7 @@ class LLM:
 
     def __init__(self, model: str | Path, **options: object) -> None:
         folder = prepare(str(model))
-        self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self.tokenizer = load_tokenizer(folder)
         self.engine = load_engine(EngineOptions(model=folder, **options))
 
     def generate(

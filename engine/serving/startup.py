@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import torch
 
 from engine.config import ConfigError, EngineConfig, ModelConfig
@@ -46,7 +47,7 @@ def load_engine(options: EngineOptions) -> Engine:
     checkpoint = load_checkpoint(options.model)
     model_config = checkpoint.config
     trained = model_config.max_position_embeddings
-    max_model_len = options.max_model_len or trained
+    max_model_len = trained if options.max_model_len is None else options.max_model_len
     if not 2 <= max_model_len <= trained:
         raise ConfigError(f"max_model_len is {max_model_len}; the model allows 2 … {trained}")
     model = Llama(model_config, checkpoint.tensors, device, dtype, max_model_len)
@@ -57,7 +58,7 @@ def load_engine(options: EngineOptions) -> Engine:
     needed = -(-max_model_len // block_size) + 1
     if num_blocks < 2:
         raise ConfigError(f"{kv_bytes:,} bytes of KV cache hold no block; one takes {block_bytes:,} bytes")
-    if options.max_model_len and num_blocks < needed:
+    if options.max_model_len is not None and num_blocks < needed:
         raise ConfigError(
             f"{kv_bytes:,} bytes of KV cache hold {(num_blocks - 1) * block_size} tokens; max_model_len "
             f"{max_model_len} needs {needed * block_bytes:,} bytes"
@@ -92,15 +93,27 @@ def _check_gpu() -> None:
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 
+def _memory(device: str) -> tuple[int, int]:
+    """Bytes free and in all, after the weights were loaded."""
+    if device == "cuda":
+        return torch.cuda.mem_get_info()
+    memory = psutil.virtual_memory()
+    return memory.available, memory.total
+
+
 def _kv_bytes(options: EngineOptions, device: str) -> int:
-    if options.kv_cache_bytes is not None:
-        return options.kv_cache_bytes
-    if device == "cpu":
-        return CPU_KV_BYTES
     share = GPU_MEMORY_SHARE if options.gpu_memory_share is None else options.gpu_memory_share
     if not 0 < share <= 1:
         raise ConfigError(f"gpu_memory_share is {share}; it lies in (0, 1]")
-    free, total = torch.cuda.mem_get_info()
+    if device == "cpu" and options.gpu_memory_share is not None:
+        raise ConfigError(f"gpu_memory_share is {share}, but the device is 'cpu'; kv_cache_bytes works there")
+    free, total = _memory(device)
+    wanted = CPU_KV_BYTES if device == "cpu" else None
+    wanted = wanted if options.kv_cache_bytes is None else options.kv_cache_bytes
+    if wanted is not None:
+        if wanted > free:
+            raise ConfigError(f"{wanted:,} bytes of KV cache; {free:,} bytes of {device} memory are free")
+        return wanted
     budget = int(share * total) - (total - free) - GPU_WORKSPACE_BYTES
     if budget <= 0:
         raise ConfigError(

@@ -225,19 +225,24 @@ class Update:
     finish: str | None = None
     error: str | None = None
     cached_tokens: int = 0
+    logprobs: tuple[()] = ()
+    prompt_logprobs: tuple[()] = ()
 
 
 class NullClient:
     """An EngineClient that gives every request a token per turn of the event loop, to its end."""
 
     state, error = "ready", None
+    in_flight, stats = 0, {}
     info = SimpleNamespace(max_model_len=1 << 30, vocab_size=257)
 
     def __init__(self) -> None:
         self.ids = itertools.count()
         self.running: dict[int, Callable[[], None]] = {}
 
-    def submit(self, prompt_ids: list[int], params: object, on_update: Callable[[Update], None]) -> int:
+    def submit(
+        self, prompt_ids: list[int], params: object, on_update: Callable[[Update], None], *_order: object
+    ) -> int:
         request_id = next(self.ids)
         self.running[request_id] = partial(on_update, Update([256]))
         engine.add(self.running[request_id])

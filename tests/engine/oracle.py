@@ -3,9 +3,12 @@
 Written apart from the engine on purpose: no cache, batch 1, attention by explicit loops over heads.
 """
 
+import json
 import math
+from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 
 from engine.config import ModelConfig
 
@@ -44,6 +47,23 @@ def random_tensors(config: ModelConfig, seed: int = 0) -> dict[str, torch.Tensor
     if not config.tie_word_embeddings:
         tensors["lm_head.weight"] = normal(config.vocab_size, h, scale=1.0)
     return tensors
+
+
+def write_folder(config: ModelConfig, folder: Path) -> Path:
+    """The random model as a HuggingFace folder in fp32, without a tokenizer; returns the folder."""
+    save_file({k: v.float() for k, v in random_tensors(config).items()}, folder / "model.safetensors")
+    fields = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size, "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers, "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads, "head_dim": config.head_dim,
+        "rms_norm_eps": config.rms_norm_eps, "rope_theta": config.rope_theta, "hidden_act": "silu",
+        "max_position_embeddings": config.max_position_embeddings,
+        "tie_word_embeddings": config.tie_word_embeddings, "eos_token_id": list(config.eos_token_ids),
+        "bos_token_id": config.bos_token_id, "attention_bias": False, "mlp_bias": False,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(fields))
+    return folder
 
 
 def oracle_logits(config: ModelConfig, weights: dict[str, torch.Tensor], tokens: list[int]) -> torch.Tensor:

@@ -151,7 +151,7 @@ def test_incomplete_and_damaged_runs_are_named_and_skipped(
     serving = tmp_path / "results/bad/serving.csv"
     serving.write_bytes(serving.read_bytes().replace(b"INVALID", b"VALID") + b"\n")
     (tmp_path / "results/.half.partial").mkdir()
-    assert main(["--results", str(tmp_path / "results"), "--out", str(tmp_path / "drawn")]) == 0
+    assert main(["--results", str(tmp_path / "results"), "--out", str(tmp_path / "drawn")]) == 1
     said = capsys.readouterr().out
     assert "skipped .half.partial: " in said
     assert "skipped bad: damaged: serving.csv: SHA-256 is not the one in manifest.json" in said

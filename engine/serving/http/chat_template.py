@@ -44,9 +44,12 @@ class ChatTemplate:
     @classmethod
     def load(cls, folder: Path) -> "ChatTemplate | None":
         """The template of a HuggingFace folder: chat_template.jinja, or chat_template in
-        tokenizer_config.json."""
+        tokenizer_config.json. ConfigError when the latter is not JSON."""
         config_path, template_path = folder / "tokenizer_config.json", folder / "chat_template.jinja"
-        config = json.loads(config_path.read_text()) if config_path.exists() else {}
+        try:
+            config = json.loads(config_path.read_text()) if config_path.exists() else {}
+        except ValueError as error:
+            raise ConfigError(f"{config_path}: not valid JSON: {error}") from error
         source = template_path.read_text() if template_path.exists() else config.get("chat_template")
         if isinstance(source, list):
             source = {entry["name"]: entry["template"] for entry in source}.get("default")

@@ -1,7 +1,6 @@
 """The engine as a process of its own: news in order, exactly one end per request, nothing left behind."""
 
 import asyncio
-import json
 import os
 import signal
 import subprocess
@@ -13,32 +12,19 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from engine.config import ConfigError
 from engine.serving.client import EngineClient, Update
 from engine.serving.request import SamplingParams
 from engine.serving.startup import EngineOptions
-from tests.engine.oracle import oracle_greedy, random_tensors, tiny_config
+from tests.engine.oracle import oracle_greedy, random_tensors, tiny_config, write_folder
 
 CONFIG = tiny_config()
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tiny")
-    save_file({k: v.float() for k, v in random_tensors(CONFIG).items()}, folder / "model.safetensors")
-    fields = {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": CONFIG.vocab_size,
-        "hidden_size": CONFIG.hidden_size, "intermediate_size": CONFIG.intermediate_size,
-        "num_hidden_layers": CONFIG.num_layers, "num_attention_heads": CONFIG.num_heads,
-        "num_key_value_heads": CONFIG.num_kv_heads, "head_dim": CONFIG.head_dim,
-        "rms_norm_eps": CONFIG.rms_norm_eps, "rope_theta": CONFIG.rope_theta, "hidden_act": "silu",
-        "max_position_embeddings": CONFIG.max_position_embeddings, "tie_word_embeddings": True,
-        "eos_token_id": 0, "bos_token_id": None, "attention_bias": False, "mlp_bias": False,
-    }  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(fields))
-    return folder
+    return write_folder(CONFIG, tmp_path_factory.mktemp("tiny"))
 
 
 def options(model: Path, **changes: object) -> EngineOptions:
@@ -102,6 +88,22 @@ def test_a_cancelled_request_ends_once_and_frees_its_blocks(model: Path) -> None
         await other.ended.wait()
         assert endless.ends[0].finish == "cancelled" and len(endless.ids) < 200
         assert other.ends[0].finish == "length" and len(other.ids) == 200
+
+    with_client(model, body)
+
+
+def test_salts_and_the_reset_of_the_prefix_cache_reach_the_engine(model: Path) -> None:
+    async def body(client: EngineClient) -> None:
+        async def cached(salt: str = "") -> int:
+            inbox, prompt = Inbox(), list(range(1, 40))
+            client.submit(prompt, SamplingParams(max_tokens=2, ignore_eos=True), inbox, cache_salt=salt)
+            await inbox.ended.wait()
+            assert client.in_flight == 0
+            return inbox.ends[0].cached_tokens
+
+        assert [await cached(), await cached(), await cached("a"), await cached("a")] == [0, 32, 0, 32]
+        client.reset_prefix_cache()
+        assert [await cached(), await cached("a")] == [0, 0]
 
     with_client(model, body)
 
