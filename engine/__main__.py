@@ -13,19 +13,26 @@ if TYPE_CHECKING:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command; 0 on success, 1 when the engine failed while serving, 2 for bad input."""
+    """Run one command; 0 on success, 1 when the engine failed while serving, 2 for bad input.
+
+    A server whose engine has failed goes on answering, 503 to everything, until it is stopped.
+    """
     args = _parser().parse_args(argv)
     try:
         return args.run(args)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m engine", description="The llm-ladder engine.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    prepare = commands.add_parser("prepare", help="make a model ready in the cache folder; prints its path")
+    prepare = commands.add_parser(
+        "prepare", help="make a model ready in the cache folder and check it; prints its path"
+    )
     prepare.add_argument("model", help="a named model, a HuggingFace folder or a .gguf file")
     prepare.set_defaults(run=_prepare)
     generate = commands.add_parser("generate", help="complete prompts on this machine and print them")
@@ -40,6 +47,8 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--host", default="127.0.0.1")
     serve.add_argument("--port", type=int, default=8000)
     serve.add_argument("--served-model-name", help="the name clients use; default: the model as given")
+    serve.add_argument("--api-key", help="what clients must send as Authorization: Bearer KEY; default: open")
+    serve.add_argument("--max-queue", type=int, default=2048, help="sequences that may wait before 429s")
     serve.set_defaults(run=_serve)
     return parser
 
@@ -74,9 +83,14 @@ def _engine_options(args: argparse.Namespace) -> dict[str, object]:
 
 
 def _prepare(args: argparse.Namespace) -> int:
+    from engine.model.checkpoint import load_checkpoint
     from engine.model.named import prepare
+    from engine.model.tokenizer_file import load_tokenizer
 
-    print(prepare(args.model))
+    folder = prepare(args.model)
+    load_checkpoint(folder)
+    load_tokenizer(folder)
+    print(folder)
     return 0
 
 
@@ -98,22 +112,21 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 async def _serve_async(args: argparse.Namespace) -> int:
-    from tokenizers import Tokenizer
-
     from engine.model.named import prepare
+    from engine.model.tokenizer_file import load_tokenizer
     from engine.serving.client import EngineClient
     from engine.serving.http.app import ServerSettings, bind, serve
     from engine.serving.http.chat_template import ChatTemplate
     from engine.serving.startup import EngineOptions
 
     name = args.served_model_name or args.model
-    settings = ServerSettings(name, args.host, args.port)
+    settings = ServerSettings(name, args.host, args.port, api_key=args.api_key, max_queue=args.max_queue)
     listener = bind(settings)
     folder = prepare(args.model)
+    tokenizer = load_tokenizer(folder)
+    settings = replace(settings, chat_template=ChatTemplate.load(folder))
     client = await EngineClient.start(EngineOptions(model=folder, **_engine_options(args)))
     try:
-        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        settings = replace(settings, chat_template=ChatTemplate.load(folder))
         await serve(client, tokenizer, settings, listener, partial(_announce, name, client))
     finally:
         await client.stop()

@@ -222,6 +222,7 @@ class EngineConfig:
             raise ConfigError(f"num_blocks is {self.num_blocks}; at least 2 are needed")
         if self.max_batched_tokens < self.max_num_seqs:
             raise ConfigError(
-                f"max_batched_tokens is {self.max_batched_tokens}, fewer than max_num_seqs {self.max_num_seqs}: "
+                f"max_batched_tokens is {self.max_batched_tokens}, fewer than max_num_seqs "
+                f"{self.max_num_seqs}: "
                 "a step could not take one token of every sequence"
             )

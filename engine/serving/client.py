@@ -29,7 +29,7 @@ _FINISH_NAMES = {
 @dataclass(slots=True)
 class Update:
     """News of one request. Exactly one update of each request, the last, has a `finish`:
-    stop, length, cancelled or error."""
+    stop, length, cancelled, refused (it can never run, and why) or error (it failed, and why)."""
 
     token_ids: list[int]
     finish: str | None = None
@@ -98,13 +98,15 @@ class EngineClient(asyncio.Protocol):
         params: SamplingParams,
         on_update: Callable[[Update], None],
         priority: int = 0,
+        cache_salt: str = "",
     ) -> int:
-        """Queue a request; never blocks. One that cannot run ends with finish "error" and the reason."""
+        """Queue a request; never blocks. One that can never run ends with finish "refused" and the reason."""
         request_id = self._next_id
         self._next_id += 1
         self._listeners[request_id] = on_update
         if self.state == "ready":
-            self._transport.write(link.pack(link.ADD, link.Add(request_id, prompt_ids, params, priority)))
+            add = link.Add(request_id, prompt_ids, params, priority, cache_salt)
+            self._transport.write(link.pack(link.ADD, add))
         else:
             reason = self.error or f"the engine is {self.state}"
             asyncio.get_running_loop().call_soon(self._tell, request_id, Update([], "error", reason))
@@ -114,6 +116,16 @@ class EngineClient(asyncio.Protocol):
         """End a request early; its last update says "cancelled" unless it had ended by itself."""
         if request_id in self._listeners and self.state == "ready":
             self._transport.write(link.pack(link.CANCEL, request_id))
+
+    def reset_prefix_cache(self) -> None:
+        """Let requests submitted from now on reuse nothing that was computed before."""
+        if self.state == "ready":
+            self._transport.write(link.pack(link.RESET_PREFIX_CACHE, None))
+
+    @property
+    def in_flight(self) -> int:
+        """Requests submitted whose end has not come yet."""
+        return len(self._listeners)
 
     async def stop(self) -> None:
         """Stop the engine process. Requests still running end with finish "error"."""
@@ -138,7 +150,7 @@ class EngineClient(asyncio.Protocol):
                 for update in updates:
                     self._tell_step(update)
             elif kind == link.REFUSED:
-                self._tell(body[0], Update([], "error", body[1]))
+                self._tell(body[0], Update([], "refused", body[1]))
             elif kind == link.READY:
                 self.info = EngineInfo(**body)
                 self.state = "ready"

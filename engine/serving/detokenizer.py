@@ -14,6 +14,7 @@ import codecs
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -26,6 +27,7 @@ _SENTENCEPIECE = [
     {"type": "Fuse"},
     {"type": "Strip", "content": " ", "start": 1, "stop": 0},
 ]
+_SENTENCEPIECE_DECODER = {"type": "Sequence", "decoders": _SENTENCEPIECE}
 
 
 class Detokenizer(ABC):
@@ -47,10 +49,10 @@ def detokenizer_factory(tokenizer: Tokenizer) -> Callable[[], Detokenizer]:
     """
     described = json.loads(tokenizer.to_str())
     decoder = described["decoder"]
-    special = {token["id"] for token in described["added_tokens"] if token["special"]}
+    special = _special_ids(described)
     size = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
     tokens = [None if id in special else tokenizer.id_to_token(id) for id in range(size)]
-    if decoder == {"type": "Sequence", "decoders": _SENTENCEPIECE}:
+    if decoder == _SENTENCEPIECE_DECODER:
         pieces = [_sentencepiece_piece(token) for token in tokens]
         return lambda: SentencePieceDetokenizer(pieces)
     if decoder is not None and decoder["type"] == "ByteLevel":
@@ -60,6 +62,31 @@ def detokenizer_factory(tokenizer: Tokenizer) -> Callable[[], Detokenizer]:
         f"the tokenizer's decoder is {json.dumps(decoder)}; "
         "supported are ByteLevel and SentencePiece's Replace, ByteFallback, Fuse, Strip"
     )
+
+
+def token_bytes(tokenizer: Tokenizer) -> Callable[[int], bytes | None]:
+    """A function from an id to the bytes it stands for by itself: a special token's are those of its name;
+    None beyond the vocabulary. The tokenizer's decoder is one that `detokenizer_factory` takes."""
+    described = json.loads(tokenizer.to_str())
+    special = _special_ids(described)
+    sentencepiece = described["decoder"] == _SENTENCEPIECE_DECODER
+
+    def bytes_of(token_id: int) -> bytes | None:
+        token = tokenizer.id_to_token(token_id)
+        if token is None:
+            return None
+        if token_id in special:
+            return token.encode()
+        if not sentencepiece:
+            return _byte_level_bytes(token)
+        piece = _sentencepiece_piece(token)
+        return bytes([piece]) if isinstance(piece, int) else piece.encode()
+
+    return bytes_of
+
+
+def _special_ids(described: dict[str, Any]) -> set[int]:
+    return {token["id"] for token in described["added_tokens"] if token["special"]}
 
 
 class ByteLevelDetokenizer(Detokenizer):

@@ -19,8 +19,18 @@ class Engine:
         self.runner = Runner(config, model)
         self._queued = 0
 
-    def add(self, request_id: int, prompt: list[int], params: SamplingParams, priority: int = 0) -> None:
-        """Queue one request. Raises ConfigError, naming value and limit, when it can never run."""
+    def add(
+        self,
+        request_id: int,
+        prompt: list[int],
+        params: SamplingParams,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> None:
+        """Queue one request, which shares KV only with those of equal cache_salt.
+
+        Raises ConfigError, naming value and limit, when it can never run.
+        """
         max_length = len(prompt) + params.max_tokens
         stop_ids = params.stop_token_ids if params.ignore_eos else (*self.eos_ids, *params.stop_token_ids)
         pool = self.scheduler.pool
@@ -41,10 +51,16 @@ class Engine:
             )
         if len(stop_ids) > MAX_STOP_IDS:
             raise ConfigError(f"{len(stop_ids)} stop token ids; at most {MAX_STOP_IDS} are possible")
-        self.scheduler.add(Request(request_id, list(prompt), params, stop_ids, max_length, priority))
+        self.scheduler.add(
+            Request(request_id, list(prompt), params, stop_ids, max_length, priority, cache_salt)
+        )
 
     def cancel(self, request_id: int) -> None:
         self.scheduler.cancel(request_id)
+
+    def reset_prefix_cache(self) -> None:
+        """Let later requests reuse nothing that was computed before; running ones go on."""
+        self.scheduler.pool.reset_prefix_cache()
 
     @property
     def has_work(self) -> bool:

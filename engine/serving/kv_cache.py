@@ -5,15 +5,17 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 
 ROOT = 0
+Entry = int | str
+"""What a block comes after: a published block's number, or where a chain starts, ROOT or a salt."""
 
 
 class BlockPool:
     """Reference-counted KV blocks of `block_size` positions, with an index of reusable prefixes.
 
-    Block 0 is never handed out and stays zero: what a row must not see is read from there. A full block whose KV has been
-    written is published under (the entry before it, its token ids): the key is compared token for token,
-    so that equal hashes cannot share KV. Blocks nobody holds keep their content until they are reused,
-    least recently released first; the last block of a sequence goes before the first.
+    Block 0 is never handed out and stays zero: what a row must not see is read from there. A full block
+    whose KV has been written is published under (the entry before it, its token ids): the key is compared
+    token for token, so that equal hashes cannot share KV. Blocks nobody holds keep their content until they
+    are reused, least recently released first; the last block of a sequence goes before the first.
     """
 
     def __init__(self, num_blocks: int, block_size: int, prefix_cache: bool) -> None:
@@ -22,8 +24,8 @@ class BlockPool:
         self.prefix_cache = prefix_cache
         self._references = [0] * num_blocks
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
-        self._index: dict[tuple[int, tuple[int, ...]], tuple[int, int]] = {}
-        self._key_of_block: dict[int, tuple[int, tuple[int, ...]]] = {}
+        self._index: dict[tuple[Entry, tuple[int, ...]], tuple[int, int]] = {}
+        self._key_of_block: dict[int, tuple[Entry, tuple[int, ...]]] = {}
         self._next_entry = ROOT + 1
 
     @property
@@ -57,15 +59,16 @@ class BlockPool:
             if self._references[block] == 0:
                 self._free[block] = None
 
-    def match(self, tokens: Sequence[int]) -> tuple[list[int], int]:
+    def match(self, tokens: Sequence[int], start: Entry = ROOT) -> tuple[list[int], Entry]:
         """The longest published prefix of `tokens`: its blocks, each held once more, and the last entry.
 
-        At least one token is left over: a step needs something to compute.
+        start: where the chain starts; chains of different starts share nothing. At least one token is left
+        over: a step needs something to compute.
         """
         blocks: list[int] = []
-        entry = ROOT
-        for start in range(0, len(tokens) - self.block_size, self.block_size):
-            found = self._index.get((entry, tuple(tokens[start : start + self.block_size])))
+        entry = start
+        for at in range(0, len(tokens) - self.block_size, self.block_size):
+            found = self._index.get((entry, tuple(tokens[at : at + self.block_size])))
             if found is None:
                 break
             block, entry = found
@@ -76,7 +79,7 @@ class BlockPool:
             self._references[block] += 1
         return blocks, entry
 
-    def publish(self, tokens: Sequence[int], blocks: Sequence[int], first: int, entry: int) -> int:
+    def publish(self, tokens: Sequence[int], blocks: Sequence[int], first: int, entry: Entry) -> Entry:
         """Make blocks[first:] findable: full blocks of `tokens` whose KV is written, after `entry`.
 
         Returns the last entry, to go on from. Where equal content is known already, that one stays.

@@ -15,7 +15,7 @@ import numpy as np
 from engine.serving.request import Finish, SamplingParams, Update
 
 _HEADER = struct.Struct("<IB")
-ADD, CANCEL, STOP, READY, STEP, STEP_WITH_LOGPROBS, REFUSED, FAILED = range(8)
+ADD, CANCEL, STOP, READY, STEP, STEP_WITH_LOGPROBS, REFUSED, FAILED, RESET_PREFIX_CACHE = range(9)
 _STATS = ("running", "waiting", "kv_blocks_used", "kv_blocks", "preemptions")
 
 
@@ -25,6 +25,7 @@ class Add:
     prompt: list[int]
     params: SamplingParams
     priority: int
+    cache_salt: str = ""
 
 
 def pack(kind: int, body: Any) -> bytes:

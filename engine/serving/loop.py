@@ -55,6 +55,8 @@ def _serve(engine: Engine, sock: socket.socket, inbox: "_Inbox") -> None:
                 return
             if kind == link.CANCEL:
                 engine.cancel(body)
+            elif kind == link.RESET_PREFIX_CACHE:
+                engine.reset_prefix_cache()
             else:
                 _add(engine, sock, body)
         if updates := engine.step():
@@ -63,7 +65,7 @@ def _serve(engine: Engine, sock: socket.socket, inbox: "_Inbox") -> None:
 
 def _add(engine: Engine, sock: socket.socket, order: link.Add) -> None:
     try:
-        engine.add(order.request_id, order.prompt, order.params, order.priority)
+        engine.add(order.request_id, order.prompt, order.params, order.priority, order.cache_salt)
     except ConfigError as error:
         sock.sendall(link.pack(link.REFUSED, (order.request_id, str(error))))
 

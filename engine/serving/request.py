@@ -68,6 +68,7 @@ class Request:
     stop_ids: tuple[int, ...]
     max_length: int
     priority: int = 0
+    cache_salt: str = ""
     order: tuple[int, int] = (0, 0)
     prompt_length: int = 0
     planned: int = 0
@@ -78,7 +79,7 @@ class Request:
     blocks: list[int] = field(default_factory=list)
     granted: int = 0
     published: int = 0
-    chain: int = 0
+    chain: int | str = 0
     in_flight: int = 0
     finish: Finish = Finish.NOT_YET
 

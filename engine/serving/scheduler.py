@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from engine.config import EngineConfig
-from engine.serving.kv_cache import BlockPool
+from engine.serving.kv_cache import ROOT, BlockPool
 from engine.serving.plan import Admit, Chunk, Decode, Features, Grant, Plan, RingRow
 from engine.serving.request import Finish, Request, Update
 
@@ -95,13 +95,18 @@ class Scheduler:
             request.in_flight -= 1
             if request.finish is Finish.NOT_YET:
                 row = results.get(request.slot)
-                updates += self._apply(request, work, row) if row else ()
+                news = self._apply(request, work, row) if row else None
                 self._publish(request, work.computed)
+                if news and news.finish is not Finish.NOT_YET:
+                    self._end(request, news)
+                elif news:
+                    updates.append(news)
             if request.finish is not Finish.NOT_YET:
                 self._retire(request)
         return updates + self.take_ended()
 
-    def _apply(self, request: Request, work: _Work, row: RingRow) -> list[Update]:
+    def _apply(self, request: Request, work: _Work, row: RingRow) -> Update:
+        """Take one ring row over into the request; what it means for whoever asked."""
         request.tokens += row.tokens
         # A prompt computed again after a preemption is reported once only.
         prompt = row.prompt_logprobs[max(0, request.reported - work.start) :]
@@ -111,11 +116,9 @@ class Scheduler:
             finish = Finish.BROKEN
         elif row.finished:
             finish = Finish.STOP if row.tokens[-1:] and row.tokens[-1] in request.stop_ids else Finish.LENGTH
-        news = Update(request.id, list(row.tokens), finish, request.cached, row.logprobs, prompt)
-        if finish is Finish.NOT_YET:
-            return [news]
-        self._end(request, news)
-        return []
+        # A step reports for all its requests what one of them asked for.
+        logprobs = row.logprobs if request.params.logprobs is not None else ()
+        return Update(request.id, list(row.tokens), finish, request.cached, logprobs, prompt)
 
     def take_ended(self) -> list[Update]:
         """The terminal updates not handed out yet."""
@@ -155,7 +158,7 @@ class Scheduler:
         request = self._waiting[0][1]
         # Log probabilities of a prompt have to be computed, whoever knows its KV.
         wish = self._prompt_wish(request, 0) is not None
-        reused, chain = self.pool.match(request.tokens if not wish else ())
+        reused, chain = self.pool.match(request.tokens if not wish else (), request.cache_salt or ROOT)
         needed = self.pool.blocks_for(len(request.tokens)) - len(reused)
         if needed + len(self.running) > self.pool.free:
             self.pool.release(reused)

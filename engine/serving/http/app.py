@@ -9,6 +9,7 @@ once. A cancelled request ends with an error of its own. `serve` returns when al
 
 import asyncio
 import errno
+import hmac
 import json
 import logging
 import resource
@@ -20,17 +21,19 @@ from dataclasses import dataclass, field
 from functools import partial
 from urllib.parse import unquote
 
+from prometheus_client import CONTENT_TYPE_LATEST
 from tokenizers import Tokenizer
 
 from engine.config import ConfigError
 from engine.serving.http.chat import chat
 from engine.serving.http.chat_template import ChatTemplate
 from engine.serving.http.completions import complete
-from engine.serving.http.errors import ApiError, shown
+from engine.serving.http.engine_client import Client
+from engine.serving.http.errors import INTERNAL, ApiError, shown
 from engine.serving.http.frames import error_event
 from engine.serving.http.intake import Intake
+from engine.serving.http.metrics import Metrics
 from engine.serving.http.protocol import Connection, Exchange, Limits, Refusal
-from engine.serving.http.reply import Client
 
 VERSION = "0.1.0"
 BACKLOG = 4096
@@ -45,19 +48,27 @@ Handler = Callable[[Exchange], Awaitable[None]]
 @dataclass(frozen=True)
 class ServerSettings:
     """model_name: what clients call the model; port 0 takes a free one; without a chat template there is no
-    chat."""
+    chat; with an api_key everything but /health asks for it; max_queue: sequences that may wait for the
+    engine."""
 
     model_name: str
     host: str = "127.0.0.1"
     port: int = 8000
     chat_template: ChatTemplate | None = None
+    api_key: str | None = None
+    max_queue: int = 2048
     drain_seconds: float = 30.0
     limits: Limits = field(default_factory=Limits)
 
 
 def bind(settings: ServerSettings) -> socket.socket:
-    """A bound socket that does not listen yet: a port in use is known before a model is loaded. ConfigError
-    if so."""
+    """A bound socket that does not listen yet: a port in use and other settings that cannot be met are known
+    before a model is loaded. ConfigError if so."""
+    if settings.max_queue < 1:
+        raise ConfigError(f"max_queue is {settings.max_queue}; at least 1 is needed")
+    key = settings.api_key
+    if key is not None and not (key and key == key.strip() and key.isascii() and key.isprintable()):
+        raise ConfigError("the API key is empty or cannot stand in a header: printable ASCII is needed")
     if not 0 <= settings.port <= MAX_PORT:
         raise ConfigError(f"port is {settings.port}; the limits are 0 (any free one) and {MAX_PORT}")
     try:
@@ -114,7 +125,8 @@ class Server:
     def __init__(self, client: Client, tokenizer: Tokenizer, settings: ServerSettings) -> None:
         self._client = client
         self._settings = settings
-        self._intake = Intake(client, tokenizer, settings.model_name)
+        self._metrics = Metrics(client)
+        self._intake = Intake(client, tokenizer, settings.model_name, settings.max_queue, self._metrics)
         self._connections: set[Connection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._started = int(time.time())
@@ -125,6 +137,8 @@ class Server:
             "/v1/models": {"GET": self._models},
             "/health": {"GET": self._health},
             "/version": {"GET": self._version},
+            "/metrics": {"GET": self._show_metrics},
+            "/reset_prefix_cache": {"POST": self._reset_prefix_cache},
         }
 
     async def listen(self, listener: socket.socket) -> tuple[str, int]:
@@ -150,7 +164,7 @@ class Server:
         await self._wait_closed(drain_seconds, cancel)
         for task in tuple(self._tasks):
             task.cancel()
-        for reply in tuple(self._intake.replies):
+        for reply in tuple(self._intake.shared.under_way):
             reply.cancel()
         await self._wait_closed(CANCEL_SECONDS, asyncio.Event())
         for connection in tuple(self._connections):
@@ -178,10 +192,12 @@ class Server:
             _answer_error(exchange, ApiError(503, "the server is shutting down"))
         except Exception:
             log.exception("%s %s failed", exchange.request.method, exchange.request.target)
-            _answer_error(exchange, ApiError(500, "internal error; the server's log has the details"))
+            _answer_error(exchange, INTERNAL)
 
     def _handler(self, exchange: Exchange) -> Handler:
         path = unquote(exchange.request.target.partition("?")[0])
+        if path != "/health":
+            self._check_key(exchange.request.headers.get("authorization", ""))
         methods = self._routes.get(path)
         if methods is None and path.startswith("/v1/models/"):
             methods = {"GET": partial(self._model, path.removeprefix("/v1/models/"))}
@@ -195,6 +211,19 @@ class Server:
                 405, f"{method} is not possible at {path}: {allowed} is", headers=(("allow", allowed),)
             )
         return handler
+
+    def _check_key(self, authorization: str) -> None:
+        if self._settings.api_key is None:
+            return
+        scheme, _, key = authorization.partition(" ")
+        known = hmac.compare_digest(key.strip().encode(), self._settings.api_key.encode())
+        if scheme.lower() != "bearer" or not known:
+            raise ApiError(
+                401,
+                "this server needs its API key: Authorization: Bearer KEY",
+                code="invalid_api_key",
+                headers=(("www-authenticate", "Bearer"),),
+            )
 
     def _refuse(self, exchange: Exchange, refusal: Refusal) -> None:
         _answer_error(exchange, ApiError(refusal.status, refusal.message))
@@ -210,6 +239,16 @@ class Server:
 
     async def _version(self, exchange: Exchange) -> None:
         _answer_json(exchange, 200, {"version": VERSION})
+
+    async def _show_metrics(self, exchange: Exchange) -> None:
+        exchange.respond(200, self._metrics.render(), CONTENT_TYPE_LATEST)
+
+    async def _reset_prefix_cache(self, exchange: Exchange) -> None:
+        """Requests that come after the answer reuse nothing from before; running ones go on."""
+        if self._client.state != "ready":
+            raise ApiError(503, self._client.error or f"the engine is {self._client.state}")
+        self._client.reset_prefix_cache()
+        _answer_json(exchange, 200, {"reset": True})
 
     async def _models(self, exchange: Exchange) -> None:
         _answer_json(exchange, 200, {"object": "list", "data": [self._card()]})

@@ -11,6 +11,7 @@ from engine.serving.http.schema import ChatRequest, parse
 async def chat(intake: Intake, template: ChatTemplate | None, exchange: Exchange) -> None:
     request = parse(ChatRequest, exchange.request.take_body())
     intake.check_model(request.model)
+    intake.check_queue()
     if template is None:
         raise ApiError(
             400, f"the model {intake.model_name!r} has no chat template; /v1/completions needs none"

@@ -36,6 +36,10 @@ class ApiError(Exception):
         return json.dumps({"error": error}).encode()
 
 
+INTERNAL = ApiError(500, "internal error; the server's log has the details")
+"""A fault of the server itself."""
+
+
 def shown(value: object) -> str:
     """A value for a message: as JSON would write it, and short."""
     try:

@@ -6,11 +6,14 @@ An event costs one format: only its text is escaped and its usage numbers are wr
 import json
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from json.encoder import encode_basestring
 from typing import Any
 
 from engine.serving.http.choice import Choice
+from engine.serving.http.logprobs import TokenNames, chat_logprobs, completion_logprobs
+from engine.serving.http.timeline import Token
 
 DONE = b"data: [DONE]\n\n"
 _FINISH = {None: "null", "stop": '"stop"', "length": '"length"'}
@@ -26,9 +29,12 @@ class Dialect:
     first: str
     later: str
     after: str
+    logprobs: Callable[[TokenNames, list[Token], int, int], dict[str, Any]]
 
 
-COMPLETION = Dialect("cmpl-", "text_completion", "text_completion", '"text":', '"text":', "")
+COMPLETION = Dialect(
+    "cmpl-", "text_completion", "text_completion", '"text":', '"text":', "", completion_logprobs
+)
 CHAT = Dialect(
     "chatcmpl-",
     "chat.completion.chunk",
@@ -36,6 +42,7 @@ CHAT = Dialect(
     '"delta":{"role":"assistant","content":',
     '"delta":{"content":',
     "}",
+    chat_logprobs,
 )
 
 
@@ -64,9 +71,10 @@ class Frames:
     """
 
     def __init__(
-        self, dialect: Dialect, model: str, include_usage: bool = False, continuous_usage: bool = False
+        self, dialect: Dialect, model: str, names: TokenNames, include_usage: bool, continuous_usage: bool
     ) -> None:
         self._dialect = dialect
+        self._names = names
         self._include_usage = include_usage
         self._continuous_usage = continuous_usage
         self._head = {"id": f"{dialect.id_prefix}{uuid.uuid4().hex}", "object": dialect.event_object}
@@ -78,11 +86,14 @@ class Frames:
         """One event with what is new of a choice."""
         dialect = self._dialect
         before = dialect.later if choice.taken_before else dialect.first
-        ids = _fields(choice.take_ids()) if choice.keeps_ids else ""
+        first = not choice.taken_before
+        text, tokens = choice.take()
+        logprobs = _compact(self._logprobs(choice, tokens)) if tokens else "null"
+        ids = _fields(_ids(choice, tokens, first)) if choice.wishes.token_ids else ""
         usage_so_far = f',"usage":{usage.json()}' if self._continuous_usage else self._no_usage
         return (
-            f'{self._open}"choices":[{{"index":{choice.index},{before}{encode_basestring(choice.take())}'
-            f'{dialect.after},"logprobs":null,"finish_reason":{_FINISH[choice.finish]}{ids}}}]{usage_so_far}}}\n\n'
+            f'{self._open}"choices":[{{"index":{choice.index},{before}{encode_basestring(text)}{dialect.after},'
+            f'"logprobs":{logprobs},"finish_reason":{_FINISH[choice.finish]}{ids}}}]{usage_so_far}}}\n\n'
         ).encode()
 
     def end(self, usage: Usage) -> bytes:
@@ -98,16 +109,26 @@ class Frames:
         return json.dumps(head | {"choices": bodies, "usage": json.loads(usage.json())}).encode()
 
     def _whole_choice(self, choice: Choice) -> dict[str, Any]:
-        ids = choice.take_ids() if choice.keeps_ids else {}
-        text = choice.take()
+        text, tokens = choice.take()
+        ids = _ids(choice, tokens, first=True) if choice.wishes.token_ids else {}
+        logprobs = self._logprobs(choice, tokens)
         chat = self._dialect is CHAT
         content = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
-        return {"index": choice.index, **content, "logprobs": None, "finish_reason": choice.finish, **ids}
+        return {"index": choice.index, **content, "logprobs": logprobs, "finish_reason": choice.finish, **ids}
+
+    def _logprobs(self, choice: Choice, tokens: list[Token]) -> dict[str, Any] | None:
+        count = choice.params.logprobs
+        return None if count is None else self._dialect.logprobs(self._names, tokens, choice.shown, count)
 
 
 def error_event(body: bytes) -> bytes:
     """An error that comes after the stream has begun; the stream ends with it."""
     return b"data: %b\n\n" % body
+
+
+def _ids(choice: Choice, tokens: list[Token], first: bool) -> dict[str, list[int]]:
+    ids = {"token_ids": [token.id for token in tokens if token.generated]}
+    return {"prompt_token_ids": choice.prompt_ids} | ids if first else ids
 
 
 def _fields(fields: dict[str, list[int]]) -> str:

@@ -1,5 +1,5 @@
 """From a validated request to a reply under way: model name, token ids, context limit, one choice for each
-prompt."""
+prompt and repetition."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
@@ -7,35 +7,62 @@ from concurrent.futures import ThreadPoolExecutor
 from tokenizers import Tokenizer
 
 from engine.serving.detokenizer import detokenizer_factory
-from engine.serving.http.choice import Choice
+from engine.serving.http.choice import Choice, Wishes
+from engine.serving.http.engine_client import Client
 from engine.serving.http.errors import ApiError, shown
 from engine.serving.http.frames import Dialect, Frames
+from engine.serving.http.logprobs import TokenNames
+from engine.serving.http.metrics import Metrics
 from engine.serving.http.protocol import Exchange
-from engine.serving.http.reply import Client, PlainReply, Reply, StreamReply
+from engine.serving.http.reply import PlainReply, Shared, StreamReply
 from engine.serving.http.schema import GenerationRequest, Prompt
 
 INLINE_CHARACTERS = 1000
 """Longer texts are tokenised in a thread: at about 1 µs a character they would hold up every stream."""
 TOKENIZE_THREADS = 2
+MAX_CHOICES = 1024
+"""Prompts times n, of one request."""
+RETRY_SECONDS = "1"
 
 
 class Intake:
-    """What both generating endpoints share. Raises ConfigError for a tokenizer that cannot be detokenised."""
+    """What both generating endpoints share. Raises ConfigError for a tokenizer that cannot be detokenised.
 
-    def __init__(self, client: Client, tokenizer: Tokenizer, model_name: str) -> None:
+    max_queue: sequences that may wait for the engine, those included that it does not know of yet. Beyond
+    them requests are turned away with a 429.
+    """
+
+    def __init__(
+        self, client: Client, tokenizer: Tokenizer, model_name: str, max_queue: int, metrics: Metrics
+    ) -> None:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._client = client
+        self._max_queue = max_queue
+        self._metrics = metrics
         self._tokenizer = tokenizer
         self._new_detokenizer = detokenizer_factory(tokenizer)
+        self._names = TokenNames(tokenizer)
         self._threads = ThreadPoolExecutor(TOKENIZE_THREADS, thread_name_prefix="tokenize")
         self.model_name = model_name
-        self.replies: set[Reply] = set()
+        self.shared = Shared(client, metrics)
 
     @property
     def context(self) -> int:
         """Tokens that prompt and answer may have together."""
         return self._client.info.max_model_len
+
+    def check_queue(self) -> None:
+        """ApiError 429 when too many wait already. A sequence runs once the engine has said so."""
+        waiting = self._client.in_flight - self._client.stats.get("running", 0)
+        if waiting >= self._max_queue:
+            self._metrics.refused()
+            raise ApiError(
+                429,
+                f"{waiting} sequences are waiting, the limit is {self._max_queue}; try again later",
+                code="queue_full",
+                headers=(("retry-after", RETRY_SECONDS),),
+            )
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name != self.model_name:
@@ -60,28 +87,40 @@ class Intake:
 
     def start(
         self, exchange: Exchange, request: GenerationRequest, dialect: Dialect, prompts: list[list[int]],
-        default_max_tokens: int, param: str,
+        default_max_tokens: int, param: str, echo: bool = False,
     ) -> None:  # fmt: skip
-        """Submit one choice for each prompt and let the reply answer the exchange."""
+        """Submit n choices for each prompt and let the reply answer the exchange."""
         if not exchange.open:
             return
+        self.check_queue()
+        if (count := len(prompts) * request.choices) > MAX_CHOICES:
+            raise ApiError(
+                400,
+                f"n is {request.choices}: with {len(prompts)} prompts that makes {count} choices, "
+                f"the limit is {MAX_CHOICES}",
+                "n",
+            )
         self._check_range(request.stop_token_ids or [], "stop_token_ids")
+        self._check_range([token_id for token_id, _ in request.logit_bias or ()], "logit_bias")
         options = request.stream_options
         frames = Frames(
             dialect,
             self.model_name,
+            self._names,
             include_usage=options is not None and options.include_usage,
             continuous_usage=options is not None and options.continuous_usage_stats,
         )
-        keep_ids = bool(request.return_token_ids)
-        choices = []
-        for index, ids in enumerate(prompts):
-            params = request.sampling(
-                self._max_tokens(request.max_tokens, default_max_tokens, len(ids), param)
-            )
-            choices.append(Choice(index, ids, params, self._new_detokenizer(), keep_ids))
+        wishes = Wishes(bool(request.return_token_ids), echo, output=request.max_tokens != 0)
+        choices: list[Choice] = []
+        for ids in prompts:
+            asked = request.max_tokens if wishes.output else 1
+            max_tokens = self._max_tokens(asked, default_max_tokens, len(ids), param)
+            for repeat in range(request.choices):
+                params = request.sampling(max_tokens, repeat)
+                choices.append(Choice(len(choices), repeat, ids, params, self._new_detokenizer(), wishes))
         reply = StreamReply if request.stream else PlainReply
-        reply(self._client, exchange, frames, choices, self.replies).start()
+        salt = request.cache_salt or ""
+        reply(self.shared, exchange, frames, choices, request.priority or 0, salt).start()
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

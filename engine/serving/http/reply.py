@@ -7,68 +7,61 @@ goes out as one event per choice when the peer has caught up, so that memory is 
 """
 
 import asyncio
+import logging
+import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
 
 from engine.serving.http.choice import Choice
-from engine.serving.http.errors import ApiError
+from engine.serving.http.engine_client import Client, Update
+from engine.serving.http.errors import INTERNAL, ApiError
 from engine.serving.http.frames import Frames, Usage, error_event
+from engine.serving.http.metrics import Metrics
 from engine.serving.http.protocol import Exchange
-from engine.serving.request import SamplingParams
+
+log = logging.getLogger("engine.http")
 
 
-class Update(Protocol):
-    """News of one engine request; exactly one, the last, has a finish: stop, length, cancelled or error."""
+@dataclass(frozen=True)
+class Shared:
+    """What all replies of a server have in common. under_way: those that have not ended."""
 
-    token_ids: list[int]
-    finish: str | None
-    error: str | None
-    cached_tokens: int
-
-
-class EngineInfo(Protocol):
-    max_model_len: int
-    vocab_size: int
-
-
-class Client(Protocol):
-    """The engine as the front end sees it (engine.serving.client.EngineClient)."""
-
-    info: EngineInfo
-    state: str
-    error: str | None
-
-    def submit(self, prompt_ids: list[int], params: SamplingParams, on_update: "OnUpdate") -> int: ...
-    def cancel(self, request_id: int) -> None: ...
-
-
-class OnUpdate(Protocol):
-    def __call__(self, update: Update) -> None: ...
+    client: Client
+    metrics: Metrics
+    under_way: "set[Reply]" = field(default_factory=set)
 
 
 class Reply(ABC):
-    """The answer to one request, from submission to its end. `replies` is the server's set of those under
-    way."""
+    """The answer to one request, from submission to its end."""
 
     def __init__(
-        self, client: Client, exchange: Exchange, frames: Frames, choices: list[Choice], replies: "set[Reply]"
-    ) -> None:
-        self._client = client
-        self._replies = replies
+        self, shared: Shared, exchange: Exchange, frames: Frames, choices: list[Choice], priority: int,
+        cache_salt: str,
+    ) -> None:  # fmt: skip
+        self._shared = shared
+        self._client = shared.client
+        self._priority = priority
+        self._cache_salt = cache_salt
         self._unfinished = len(choices)
         self._ended = False
         self.exchange = exchange
         self.frames = frames
         self.choices = choices
-        self.usage = Usage(prompt=sum(len(choice.prompt_ids) for choice in choices))
+        self.usage = Usage(prompt=sum(len(choice.prompt_ids) for choice in choices if choice.repeat == 0))
 
     def start(self) -> None:
-        self._replies.add(self)
+        self._shared.under_way.add(self)
         self.exchange.on_disconnect = self._abandon
         for choice in self.choices:
+            choice.submitted_at = time.monotonic()
             choice.request_id = self._client.submit(
-                choice.prompt_ids, choice.params, partial(self._update, choice)
+                choice.prompt_ids,
+                choice.params,
+                partial(self._update, choice),
+                self._priority,
+                self._cache_salt,
             )
 
     def cancel(self) -> None:
@@ -87,35 +80,61 @@ class Reply(ABC):
 
     def end(self) -> None:
         self._ended = True
-        self._replies.discard(self)
+        self._shared.under_way.discard(self)
+
+    def guarded(self, work: Callable[[], None]) -> None:
+        """Do something that the event loop or the engine's news asks for: a fault ends this request alone."""
+        try:
+            work()
+        except Exception:
+            log.exception("a request failed")
+            self._give_up("error")
+            if self.exchange.streaming:
+                self.exchange.finish(error_event(INTERNAL.body()))
+            else:
+                self.exchange.respond(INTERNAL.status, INTERNAL.body())
 
     def _update(self, choice: Choice, update: Update) -> None:
+        self.guarded(partial(self._take, choice, update))
+
+    def _take(self, choice: Choice, update: Update) -> None:
         if self._ended or choice.finish is not None:
             return  # the engine's last word on a request that was cancelled from here
-        if update.finish in ("cancelled", "error"):
-            self.end()
-            self.cancel()
+        if update.finish in ("cancelled", "refused", "error"):
+            self._give_up(update.finish)
             self.fail(self._reason(update))
             return
+        if choice.first_at is None and update.token_ids:
+            choice.first_at, choice.first_tokens = time.monotonic(), len(update.token_ids)
         self.usage.completion -= choice.tokens
-        choice.add(update.token_ids, update.finish)
+        choice.add(update.token_ids, update.finish, update.logprobs, update.prompt_logprobs)
         self.usage.completion += choice.tokens
-        self.usage.cached += update.cached_tokens - choice.cached_tokens
+        if choice.repeat == 0:
+            self.usage.cached += update.cached_tokens - choice.cached_tokens
         choice.cached_tokens = update.cached_tokens
         if choice.finish is not None:
             self._unfinished -= 1
+            self._shared.metrics.ended(choice, choice.finish)
             if update.finish is None:
                 self._client.cancel(choice.request_id)
-        self.show(choice)
+        if choice.news:
+            self.show(choice)
 
     def _reason(self, update: Update) -> ApiError:
         if update.finish == "cancelled":
             return ApiError(503, "the server is shutting down; the request was cancelled")
-        # A working engine ends a request with an error only when it refuses it before the start.
-        return ApiError(400 if self._client.state == "ready" else 503, update.error or "the engine failed")
+        if update.finish == "refused":
+            return ApiError(400, update.error)
+        return ApiError(500 if self._client.state == "ready" else 503, update.error or "the engine failed")
 
     def _abandon(self) -> None:
+        self._give_up("cancelled")
+
+    def _give_up(self, finish: str) -> None:
         self.end()
+        for choice in self.choices:
+            if choice.finish is None:
+                self._shared.metrics.ended(choice, finish)
         self.cancel()
 
 
@@ -146,6 +165,9 @@ class StreamReply(Reply):
             self.exchange.respond(error.status, error.body(), headers=error.headers)
 
     def _write_news(self) -> None:
+        self.guarded(self._write)
+
+    def _write(self) -> None:
         self._write_due = False
         if not self.exchange.writable or not (news := self._news()):
             return

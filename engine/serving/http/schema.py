@@ -2,8 +2,6 @@
 
 Fields that are not known are ignored, as OpenAI-compatible servers do, unless they ask for something this
 server cannot do: those of UNSUPPORTED are refused when their value is not one that asks for nothing.
-`max_tokens` 0, which OpenAI allows for scoring a prompt with `echo`, is refused as long as there is no
-`echo`.
 """
 
 import random
@@ -16,6 +14,12 @@ from engine.serving.request import SamplingParams
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024
+MAX_CHOICES = 64
+MAX_LOGPROBS = 20
+MAX_LOGIT_BIAS = 300
+MAX_BIAS = 100
+MAX_SALT_LENGTH = 256
+_INT32 = 1 << 31
 _INT64 = 1 << 63
 
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -23,14 +27,13 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "allowed_token_ids": (),
     "audio": (),
     "bad_words": ([],),
-    "best_of": (1,),
-    "cache_salt": (),
     "chat_template": (),
     "chat_template_kwargs": ({},),
     "continue_final_message": (False,),
+    "detokenize": (True,),
     "documents": ([],),
+    "ebnf": (),
     "echo": (False,),
-    "frequency_penalty": (0,),
     "function_call": ("none", "auto"),
     "functions": ([],),
     "guided_choice": (),
@@ -40,18 +43,17 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "image_data": (),
     "images": ([],),
     "include_stop_str_in_output": (False,),
+    "json_schema": (),
     "length_penalty": (1,),
-    "logit_bias": ({},),
-    "logprobs": (False,),
-    "min_tokens": (0,),
+    "logits_processors": ([],),
+    "max_completion_tokens": (),
     "modalities": (["text"],),
-    "n": (1,),
-    "presence_penalty": (0,),
-    "priority": (0,),
+    "prediction": (),
     "prompt_embeds": (),
     "prompt_logprobs": (),
-    "repetition_penalty": (1,),
+    "regex": (),
     "response_format": ({"type": "text"},),
+    "return_tokens_as_token_ids": (False,),
     "skip_special_tokens": (True,),
     "stop_regex": (),
     "structured_outputs": (),
@@ -61,8 +63,10 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "top_logprobs": (0,),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
+    "web_search_options": (),
 }
-"""Capabilities this server lacks, with the values (null beside them) that ask for nothing."""
+"""Capabilities this server lacks, with the values (null beside them) that ask for nothing. `echo` is known to
+completions, `top_logprobs` and `max_completion_tokens` to chat; each is refused by the other."""
 
 Prompt = str | list[int]
 
@@ -98,6 +102,24 @@ def _stop_strings(value: object) -> tuple[str, ...]:
     return tuple(stops)
 
 
+def _logit_bias(value: object) -> tuple[tuple[int, float], ...]:
+    """OpenAI's map from token ids, written as strings, to addends; as (id, addend) pairs."""
+    if not isinstance(value, dict):
+        raise ValueError("an object of token ids and their addends is needed")
+    if len(value) > MAX_LOGIT_BIAS:
+        raise ValueError(f"there are {len(value)} entries, the limit is {MAX_LOGIT_BIAS}")
+    for key, addend in value.items():
+        if not (key.isascii() and key.isdigit() and len(key) < 10 and str(int(key)) == key):
+            raise ValueError(f"the key {shown(key)} is no token id")
+        if type(addend) not in (int, float) or not -MAX_BIAS <= addend <= MAX_BIAS:
+            raise ValueError(f"{key} has {shown(addend)}: a number from -{MAX_BIAS} to {MAX_BIAS} is needed")
+    return tuple((int(key), float(addend)) for key, addend in value.items())
+
+
+def _count_of_logprobs(value: object) -> object:
+    return None if value is False else value
+
+
 class StreamOptions(BaseModel):
     """include_usage: a last event with the usage of the request; continuous_usage_stats: usage in every
     event."""
@@ -119,6 +141,15 @@ class GenerationRequest(BaseModel):
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1, lt=1 << 31)
     min_p: float | None = Field(None, ge=0, le=1)
+    min_tokens: int | None = Field(None, ge=0)
+    repetition_penalty: float | None = Field(None, gt=0)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    logit_bias: Annotated[tuple[tuple[int, float], ...], BeforeValidator(_logit_bias)] | None = None
+    n: int | None = Field(None, ge=1, le=MAX_CHOICES)
+    best_of: int | None = None
+    priority: int | None = Field(None, ge=-_INT32, lt=_INT32)
+    cache_salt: str | None = Field(None, min_length=1, max_length=MAX_SALT_LENGTH)
     seed: int | None = Field(None, ge=-_INT64, lt=_INT64)
     stop: Annotated[tuple[str, ...], BeforeValidator(_stop_strings)] = ()
     stop_token_ids: list[Annotated[int, Field(ge=0)]] | None = None
@@ -134,25 +165,104 @@ class GenerationRequest(BaseModel):
             raise ValueError("stream_options need stream: true")
         return self
 
-    def sampling(self, max_tokens: int) -> SamplingParams:
-        """The engine's parameters; without a seed a random one is drawn."""
+    @model_validator(mode="after")
+    def _check_best_of(self) -> "GenerationRequest":
+        if self.best_of is not None and self.best_of != self.choices:
+            raise ApiError(
+                400,
+                f"best_of is {shown(self.best_of)}: this server returns what it generates; only the value of "
+                f"n, {self.choices}, is accepted",
+                "best_of",
+                "unsupported_parameter",
+            )
+        return self
+
+    @property
+    def choices(self) -> int:
+        """How many answers each prompt gets."""
+        return self.n or 1
+
+    @property
+    def logprob_count(self) -> int | None:
+        """How many alternatives to report beside each token; None for no report at all."""
+        return None
+
+    @property
+    def prompt_logprob_count(self) -> int | None:
+        """The same for the tokens of the prompt."""
+        return None
+
+    def sampling(self, max_tokens: int, choice: int = 0) -> SamplingParams:
+        """The engine's parameters of one choice; without a seed a random one is drawn."""
+        if (self.min_tokens or 0) > max_tokens:
+            raise ApiError(
+                400,
+                f"min_tokens is {shown(self.min_tokens)}: it exceeds max_tokens, which is {max_tokens}",
+                "min_tokens",
+            )
         return SamplingParams(
             max_tokens=max_tokens,
+            min_tokens=self.min_tokens or 0,
             temperature=1.0 if self.temperature is None else self.temperature,
             top_k=max(self.top_k or 0, 0),
             top_p=1.0 if self.top_p is None else self.top_p,
             min_p=self.min_p or 0.0,
-            seed=random.getrandbits(63) if self.seed is None else self.seed,
+            seed=random.getrandbits(63) if self.seed is None else choice_seed(self.seed, choice),
+            repetition_penalty=1.0 if self.repetition_penalty is None else self.repetition_penalty,
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            logit_bias=self.logit_bias or (),
             ignore_eos=bool(self.ignore_eos),
             stop=self.stop,
             stop_token_ids=tuple(self.stop_token_ids or ()),
+            logprobs=self.logprob_count,
+            prompt_logprobs=self.prompt_logprob_count,
         )
 
 
+def choice_seed(seed: int, choice: int) -> int:
+    """The seed of the choice-th answer to one prompt: the first has the request's own, the others one that
+    is mixed from both, so that asking with it alone repeats the answer.
+
+    The mix is SplitMix64's (Steele, Lea and Flood 2014): its choice-th output after the state `seed`, as
+    int64.
+    """
+    if choice == 0:
+        return seed
+    z = (seed + choice * 0x9E3779B97F4A7C15) % (1 << 64)
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % (1 << 64)
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB % (1 << 64)
+    z ^= z >> 31
+    return z - (1 << 64) if z >= _INT64 else z
+
+
 class CompletionRequest(GenerationRequest):
-    """POST /v1/completions. `prompt` accepts one prompt or a list; each is text or token ids."""
+    """POST /v1/completions. `prompt` accepts one prompt or a list; each is text or token ids.
+
+    max_tokens 0 with echo returns the prompt alone, which with logprobs scores it; the engine generates one
+    token all the same, which is neither shown nor counted, and needs room for it.
+    """
 
     prompt: Annotated[list[Any], BeforeValidator(_prompts)]
+    max_tokens: int | None = Field(None, ge=0)
+    echo: bool | None = None
+    logprobs: Annotated[
+        Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None, BeforeValidator(_count_of_logprobs)
+    ] = None
+
+    @model_validator(mode="after")
+    def _check_max_tokens(self) -> "CompletionRequest":
+        if self.max_tokens == 0 and not self.echo:
+            raise ApiError(400, "max_tokens is 0: at least 1 is needed unless echo is true", "max_tokens")
+        return self
+
+    @property
+    def logprob_count(self) -> int | None:
+        return self.logprobs
+
+    @property
+    def prompt_logprob_count(self) -> int | None:
+        return self.logprobs if self.echo else None
 
 
 class TextPart(BaseModel):
@@ -189,6 +299,20 @@ class ChatRequest(GenerationRequest):
 
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+
+    @property
+    def logprob_count(self) -> int | None:
+        return self.top_logprobs or 0 if self.logprobs else None
+
+    @model_validator(mode="after")
+    def _check_logprobs(self) -> "ChatRequest":
+        if self.top_logprobs and not self.logprobs:
+            raise ApiError(
+                400, f"top_logprobs is {self.top_logprobs}: it needs logprobs: true", "top_logprobs"
+            )
+        return self
 
     @model_validator(mode="after")
     def _take_newer_name(self) -> "ChatRequest":

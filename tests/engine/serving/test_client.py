@@ -115,7 +115,7 @@ def test_a_request_that_cannot_run_is_refused_and_the_next_one_runs(model: Path)
         client.submit([1], SamplingParams(max_tokens=1), good)
         await bad.ended.wait()
         await good.ended.wait()
-        assert bad.ends[0].finish == "error" and "300 prompt tokens" in bad.ends[0].error
+        assert bad.ends[0].finish == "refused" and "300 prompt tokens" in bad.ends[0].error
         assert len(good.ids) == 1
 
     with_client(model, body)

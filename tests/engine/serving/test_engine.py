@@ -108,6 +108,16 @@ def test_prefix_hits_change_nothing_and_are_counted() -> None:
     assert cached[1] >= full and cached[2] >= full
 
 
+def test_a_request_that_ends_with_its_first_token_leaves_its_prefix_behind() -> None:
+    engine = make_engine()
+    prompt, params = list(range(10, 31)), SamplingParams(max_tokens=1, ignore_eos=True)
+    engine.add(0, prompt, params)
+    run(engine)
+    engine.add(1, prompt, params)
+    (news,) = [update for _ in range(3) for update in engine.step()]
+    assert news.cached_tokens == 20
+
+
 def test_a_prompt_known_in_full_still_computes_one_token() -> None:
     engine = make_engine()
     prompt, params = list(range(10, 26)), SamplingParams(max_tokens=4, ignore_eos=True)

@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from engine.serving.http.app import Server, ServerSettings, bind
 from engine.serving.http.chat_template import ChatTemplate
-from engine.serving.request import SamplingParams
+from engine.serving.request import SamplingParams, TokenLogprobs
 
 MODEL = "tiny"
 CONTEXT = 128
@@ -44,12 +44,21 @@ def ids(text: str) -> list[int]:
     return TOKENIZER.encode(text, add_special_tokens=False).ids
 
 
+def logprobs_of(token_ids: list[int], count: int = 3) -> tuple[TokenLogprobs, ...]:
+    """What the double says of ids: each has -id / 8; the best are those below it, with -1 / 8, -9 / 8 …"""
+    best = tuple(-1 / 8 - i for i in range(count))
+    tops = [tuple((id - 1 - i) % VOCABULARY for i in range(count)) for id in token_ids]
+    return tuple(TokenLogprobs(-id / 8, top, best) for id, top in zip(token_ids, tops, strict=True))
+
+
 @dataclass(slots=True)
 class Update:
     token_ids: list[int]
     finish: str | None = None
     error: str | None = None
     cached_tokens: int = 0
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass
@@ -57,6 +66,9 @@ class Submitted:
     prompt_ids: list[int]
     params: SamplingParams
     on_update: Callable[[Update], None]
+    priority: int = 0
+    cache_salt: str = ""
+    started: bool = False
 
 
 @dataclass
@@ -69,15 +81,22 @@ class FakeEngine:
     error: str | None = None
     info: Any = field(default_factory=lambda: SimpleNamespace(max_model_len=CONTEXT, vocab_size=VOCABULARY))
     submitted: dict[int, Submitted] = field(default_factory=dict)
+    stats: dict[str, int] = field(default_factory=dict)
+    resets: int = 0
     cancelled: list[int] = field(default_factory=list)
     running: dict[int, Submitted] = field(default_factory=dict)
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def submit(
-        self, prompt_ids: list[int], params: SamplingParams, on_update: Callable[[Update], None]
+        self,
+        prompt_ids: list[int],
+        params: SamplingParams,
+        on_update: Callable[[Update], None],
+        priority: int = 0,
+        cache_salt: str = "",
     ) -> int:
         id = len(self.submitted)
-        self.submitted[id] = self.running[id] = Submitted(prompt_ids, params, on_update)
+        self.submitted[id] = self.running[id] = Submitted(prompt_ids, params, on_update, priority, cache_salt)
         self.news.set()
         loop = asyncio.get_running_loop()
         if self.state != "ready":
@@ -85,6 +104,13 @@ class FakeEngine:
         elif self.answer is not None:
             loop.call_soon(self._play, id, self.answer(prompt_ids)[: params.max_tokens])
         return id
+
+    @property
+    def in_flight(self) -> int:
+        return len(self.running)
+
+    def reset_prefix_cache(self) -> None:
+        self.resets += 1
 
     def cancel(self, request_id: int) -> None:
         if request_id in self.running:
@@ -101,8 +127,19 @@ class FakeEngine:
         cached: int = 0,
     ) -> None:
         request = self.running.pop(id, None) if finish else self.running.get(id)
-        if request is not None:
-            request.on_update(Update(token_ids, finish, error, cached))
+        if request is None:
+            return
+        update = Update(token_ids, finish, error, cached)
+        if request.params.logprobs is not None:
+            # More than was asked for, as when another request of the step asks for more.
+            update.logprobs = logprobs_of(token_ids, request.params.logprobs + 1)
+        if request.params.prompt_logprobs is not None and not request.started:
+            # A prompt's come in pieces, the last one with the first token.
+            known = logprobs_of(request.prompt_ids[1:], request.params.prompt_logprobs)
+            request.on_update(Update([], prompt_logprobs=known[:-1]))
+            update.prompt_logprobs = known[-1:]
+        request.started = True
+        request.on_update(update)
 
     def fail(self, reason: str) -> None:
         self.state, self.error = "failed", reason
@@ -162,8 +199,9 @@ class Peer:
     def send(self, data: bytes) -> None:
         self.writer.write(data)
 
-    def get(self, path: str, method: str = "GET") -> None:
-        self.send(f"{method} {path} HTTP/1.1\r\nhost: test\r\n\r\n".encode())
+    def get(self, path: str, method: str = "GET", headers: str = "") -> None:
+        """headers: further lines, each with its line end."""
+        self.send(f"{method} {path} HTTP/1.1\r\nhost: test\r\n{headers}\r\n".encode())
 
     def post(self, content: object, path: str = "/v1/completions") -> None:
         body = content if isinstance(content, bytes) else json.dumps(content).encode()
@@ -211,9 +249,10 @@ async def serving(
     engine: FakeEngine,
     tokenizer: Tokenizer = TOKENIZER,
     chat_template: ChatTemplate | None = None,
+    **changes: Any,
 ) -> AsyncIterator[tuple[Server, int]]:
     """A server on a free port; yields it and the port."""
-    settings = ServerSettings(MODEL, port=0, chat_template=chat_template)
+    settings = ServerSettings(MODEL, port=0, chat_template=chat_template, **changes)
     server = Server(engine, tokenizer, settings)
     _, port = await server.listen(bind(settings))
     try:
@@ -233,9 +272,9 @@ async def ask(port: int, content: object, path: str = "/v1/completions") -> Answ
     return answer
 
 
-async def fetch(port: int, path: str, method: str = "GET") -> Answer:
+async def fetch(port: int, path: str, method: str = "GET", headers: str = "") -> Answer:
     peer = await Peer.connect(port)
-    peer.get(path, method)
+    peer.get(path, method, headers)
     answer = await peer.answer(method)
     peer.close()
     return answer

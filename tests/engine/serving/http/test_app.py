@@ -99,6 +99,42 @@ def test_an_unexpected_fault_is_a_500_and_the_server_goes_on(caplog: pytest.LogC
     assert "secret" in caplog.text
 
 
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_fault_within_an_answer_ends_that_one_alone(
+    stream: bool, n: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test() -> None:
+        engine = FakeEngine()
+        async with serving(engine) as (server, port):
+            peer, other = await Peer.connect(port), await Peer.connect(port)
+            peer.post({"prompt": "a", "logprobs": 0, "stream": stream, "n": n})
+            await engine.until(lambda: len(engine.running) == n)
+            other.post({"prompt": "b"})
+            await engine.until(lambda: len(engine.running) == n + 1)
+            engine.emit(0, ids("x"))
+            if stream:
+                await peer.reader.readuntil(b"}\n\n")
+            engine.emit(0, [1 << 40], "length")  # an id that no tokenizer can look up
+            await asyncio.sleep(0.01)
+            if n == 2:
+                engine.emit(1, ids("z"), "length")
+            if stream:
+                rest = await peer.reader.readuntil(b"0\r\n\r\n")
+                assert rest.count(b"data: ") == 1 and b"internal error" in rest
+            else:
+                answer = await peer.answer()
+                assert (answer.status, answer.error["type"]) == (500, "server_error")
+            engine.emit(n, ids("y"), "length")
+            assert (await other.answer()).json["choices"][0]["text"] == "y"
+            assert not server._intake.shared.under_way
+            peer.close()
+            other.close()
+
+    run(test())
+    assert "OverflowError" in caplog.text
+
+
 @contextlib.asynccontextmanager
 async def under_signals(
     engine: FakeEngine, drain_seconds: float

@@ -125,8 +125,11 @@ def test_messages_are_refused_by_name() -> None:
         ({"messages": [{"role": "tool", "content": "a"}]}, "messages.0", "tools"),
         ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages.0", "tools"),
         ({"messages": [user], "tools": [{"type": "function"}]}, "tools", "function"),
-        ({"messages": [user], "logprobs": True}, "logprobs", "true"),
-        ({"messages": [user], "n": 2}, "n", "2"),
+        ({"messages": [user], "logprobs": 5}, "logprobs", "5"),
+        ({"messages": [user], "top_logprobs": 2}, "top_logprobs", "logprobs: true"),
+        ({"messages": [user], "logprobs": True, "top_logprobs": 21}, "top_logprobs", "20"),
+        ({"messages": [user], "echo": True}, "echo", "true"),
+        ({"messages": [user], "n": 65}, "n", "64"),
         ({"messages": [user], "max_completion_tokens": CONTEXT}, "max_tokens", str(CONTEXT)),
         ({"messages": [{"role": "user", "content": "a" * CONTEXT}]}, "messages", str(CONTEXT)),
     ]

@@ -289,7 +289,8 @@ REFUSED = [
         "max_tokens",
         [str(CONTEXT), str(CONTEXT - 2), "3 prompt"],
     ),
-    ({"prompt": "a", "max_tokens": 0}, 400, "max_tokens", ["0", "greater than or equal to 1"]),
+    ({"prompt": "a", "max_tokens": 0}, 400, "max_tokens", ["0", "at least 1"]),
+    ({"prompt": "a" * CONTEXT, "max_tokens": 0, "echo": True}, 400, "prompt", [str(CONTEXT)]),
     ({"prompt": "a", "max_tokens": -5}, 400, "max_tokens", ["-5"]),
     ({"prompt": "a", "max_tokens": 10**400}, 400, "max_tokens", [str(CONTEXT)]),
     ({"prompt": "a", "max_tokens": "5"}, 400, "max_tokens", ['"5"', "integer"]),
@@ -315,16 +316,35 @@ REFUSED = [
         "stream_options.include_usage",
         ["1"],
     ),
-    ({"prompt": "a", "n": 2}, 400, "n", ["2", "1"]),
-    ({"prompt": "a", "best_of": 3}, 400, "best_of", ["3"]),
-    ({"prompt": "a", "echo": True}, 400, "echo", ["true"]),
-    ({"prompt": "a", "logprobs": 0}, 400, "logprobs", ["0"]),
+    ({"prompt": "a", "n": 0}, 400, "n", ["0", "1"]),
+    ({"prompt": "a", "n": 65}, 400, "n", ["65", "64"]),
+    ({"prompt": ["a"] * 17, "n": 64}, 400, "n", ["17 prompts", "1088", "1024"]),
+    ({"prompt": "a", "best_of": 3}, 400, "best_of", ["3", "1"]),
+    ({"prompt": "a", "best_of": 3, "n": 2}, 400, "best_of", ["3", "2"]),
+    ({"prompt": "a", "logprobs": 21}, 400, "logprobs", ["21", "20"]),
+    ({"prompt": "a", "logprobs": True}, 400, "logprobs", ["true"]),
+    ({"prompt": "a", "top_logprobs": 2}, 400, "top_logprobs", ["2"]),
     ({"prompt": "a", "suffix": "b"}, 400, "suffix", ["b"]),
     ({"prompt": "a", "tools": [{"type": "function"}]}, 400, "tools", ["function"]),
     ({"prompt": "a", "response_format": {"type": "json_object"}}, 400, "response_format", ["json_object"]),
     ({"prompt": "a", "guided_regex": "a*"}, 400, "guided_regex", ["a*"]),
-    ({"prompt": "a", "logit_bias": {"5": 1}}, 400, "logit_bias", ["5"]),
-    ({"prompt": "a", "presence_penalty": 0.5}, 400, "presence_penalty", ["0.5"]),
+    ({"prompt": "a", "logit_bias": [5]}, 400, "logit_bias", ["object"]),
+    ({"prompt": "a", "logit_bias": {"x": 1}}, 400, "logit_bias", ['"x"', "token id"]),
+    ({"prompt": "a", "logit_bias": {"05": 1}}, 400, "logit_bias", ['"05"']),
+    ({"prompt": "a", "logit_bias": {"-1": 1}}, 400, "logit_bias", ['"-1"']),
+    ({"prompt": "a", "logit_bias": {"5": 100.5}}, 400, "logit_bias", ["100.5", "-100 to 100"]),
+    ({"prompt": "a", "logit_bias": {"5": float("nan")}}, 400, "logit_bias", ["NaN"]),
+    ({"prompt": "a", "logit_bias": {"5": True}}, 400, "logit_bias", ["true"]),
+    ({"prompt": "a", "logit_bias": {str(VOCABULARY): 1}}, 400, "logit_bias", [str(VOCABULARY)]),
+    ({"prompt": "a", "logit_bias": {str(i): 1 for i in range(301)}}, 400, "logit_bias", ["301", "300"]),
+    ({"prompt": "a", "presence_penalty": 2.5}, 400, "presence_penalty", ["2.5", "2"]),
+    ({"prompt": "a", "frequency_penalty": -2.5}, 400, "frequency_penalty", ["-2.5", "-2"]),
+    ({"prompt": "a", "repetition_penalty": 0}, 400, "repetition_penalty", ["0"]),
+    ({"prompt": "a", "min_tokens": -1}, 400, "min_tokens", ["-1"]),
+    ({"prompt": "a", "min_tokens": 9, "max_tokens": 8}, 400, "min_tokens", ["9", "8"]),
+    ({"prompt": "a", "min_tokens": 17}, 400, "min_tokens", ["17", "16"]),
+    ({"prompt": "a", "priority": 1 << 31}, 400, "priority", [str(1 << 31)]),
+    ({"prompt": "a", "cache_salt": ""}, 400, "cache_salt", ["1"]),
     ({"prompt": "a", "model": "gpt-4"}, 404, "model", ["gpt-4", MODEL]),
     ({"prompt": "a", "model": 4}, 400, "model", ["4"]),
     (b"", 400, None, ["JSON"]),
@@ -364,9 +384,9 @@ def test_each_bad_request_is_refused_by_name_and_the_server_goes_on() -> None:
 
 def test_fields_that_ask_for_nothing_and_unknown_ones_are_ignored() -> None:
     neutral = {
-        "n": 1, "best_of": 1, "echo": False, "logprobs": None, "suffix": None, "presence_penalty": 0.0,
-        "frequency_penalty": 0, "logit_bias": {}, "tools": [], "response_format": {"type": "text"},
-        "user": "me", "frobnicate": {"a": 1},
+        "n": 1, "best_of": 1, "echo": False, "logprobs": False, "suffix": None, "presence_penalty": 0.0,
+        "frequency_penalty": 0, "logit_bias": {}, "top_logprobs": 0, "tools": [],
+        "response_format": {"type": "text"}, "user": "me", "frobnicate": {"a": 1},
     }  # fmt: skip
 
     async def test() -> None:
@@ -377,16 +397,21 @@ def test_fields_that_ask_for_nothing_and_unknown_ones_are_ignored() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_the_engine_refuses_is_a_400_and_a_dead_engine_a_503(stream: bool) -> None:
+def test_what_the_engine_refuses_is_a_400_what_it_breaks_a_500_and_a_dead_engine_a_503(stream: bool) -> None:
     async def test() -> None:
         engine = FakeEngine()
         async with serving(engine) as (_, port):
             peer = await Peer.connect(port)
             peer.post({"prompt": "a", "stream": stream})
             await engine.until(lambda: bool(engine.running))
-            engine.emit(0, [], "error", "8 KV blocks are needed; there are 4")
+            engine.emit(0, [], "refused", "8 KV blocks are needed; there are 4")
             answer = await peer.answer()
             assert (answer.status, answer.error["message"]) == (400, "8 KV blocks are needed; there are 4")
+            peer.post({"prompt": "a", "stream": stream})
+            await engine.until(lambda: bool(engine.running))
+            engine.emit(1, [], "error", "the model's logits were not finite")
+            answer = await peer.answer()
+            assert (answer.status, answer.error["message"]) == (500, "the model's logits were not finite")
             peer.post({"prompt": "a", "stream": stream})
             await engine.until(lambda: bool(engine.running))
             engine.fail("the engine process ended")
@@ -488,7 +513,7 @@ def test_a_peer_that_leaves_cancels_its_requests(stream: bool, goodbye: str, sta
                 await peer.reader.readuntil(b"}\n\n")
             getattr(peer, goodbye)()
             await engine.until(lambda: sorted(engine.cancelled) == [0, 1])
-            assert not server._intake.replies
+            assert not server._intake.shared.under_way
 
     run(test())
 
