@@ -1,8 +1,8 @@
 """Greedy answers of transformers in fp32, kept so that tests need not make them.
 
 `python -m tests.engine.golden` writes smollm2_greedy.json: for each of the first 64 prompts of the harness,
-as a chat turn, the ids that `generate` yields on a CPU, one prompt at a time, up to 20 new tokens, without the
-end-of-sequence id.
+as a chat turn, the ids that `generate` yields on a CPU, one prompt at a time, up to 20 new tokens, without
+the end-of-sequence id.
 """
 
 import json

@@ -122,6 +122,21 @@ def test_preemption_waits_for_queued_results_and_takes_the_last_arrival() -> Non
     assert ends == [0, 1], "the first arrival is never the victim of a later one"
 
 
+def test_a_prefix_is_found_only_after_the_results_of_its_step_were_read() -> None:
+    scheduler = make_scheduler(max_batched_tokens=32, num_blocks=20)
+    device = Device()
+    scheduler.add(request(0, 9, 2))
+    rows = device.run(scheduler.schedule())
+    scheduler.add(request(1, 9, 2))
+    early = scheduler.schedule()
+    assert [chunk.start for chunk in early.chunks] == [0], "KV that may not be written yet was shared"
+    scheduler.process(rows)
+    scheduler.process(device.run(early))
+    scheduler.add(request(2, 9, 2))
+    late = scheduler.schedule()
+    assert [chunk.start for chunk in late.chunks] == [8]
+
+
 def test_a_request_that_waits_can_be_cancelled() -> None:
     scheduler = make_scheduler(max_num_seqs=1)
     for i in range(3):
