@@ -4,7 +4,7 @@ from engine.config import ConfigError, EngineConfig
 from engine.model.llama import Llama
 from engine.serving.request import Request, SamplingParams, Update
 from engine.serving.runner import Runner
-from engine.serving.sampler import MAX_STOP_IDS
+from engine.serving.sampler import MAX_LOGIT_BIAS, MAX_STOP_IDS
 from engine.serving.scheduler import Scheduler
 
 
@@ -31,14 +31,21 @@ class Engine:
 
         Raises ConfigError, naming value and limit, when it can never run.
         """
+        self.check_request(prompt, params)
         max_length = len(prompt) + params.max_tokens
-        stop_ids = params.stop_token_ids if params.ignore_eos else (*self.eos_ids, *params.stop_token_ids)
+        stop_ids = self._stop_ids(params)
+        self.scheduler.add(
+            Request(request_id, list(prompt), params, stop_ids, max_length, priority, cache_salt)
+        )
+
+    def check_request(self, prompt: list[int], params: SamplingParams) -> None:
+        """Raise ConfigError, naming value and limit, for a request that can never run."""
+        max_length = len(prompt) + params.max_tokens
         pool = self.scheduler.pool
         if not prompt:
             raise ConfigError("the prompt is empty; at least 1 token is needed")
-        if params.max_tokens < 1:
-            raise ConfigError(f"max_tokens is {params.max_tokens}; at least 1 is needed")
-        if bad := [token for token in prompt if not 0 <= token < self.vocab_size]:
+        named = (*prompt, *(token for token, _ in params.logit_bias))
+        if bad := [token for token in named if not 0 <= token < self.vocab_size]:
             raise ConfigError(f"token id {bad[0]} is outside the vocabulary of {self.vocab_size}")
         if max_length > self.config.max_model_len:
             raise ConfigError(
@@ -49,11 +56,13 @@ class Engine:
             raise ConfigError(
                 f"{max_length} tokens need {pool.blocks_for(max_length)} KV blocks; there are {pool.capacity}"
             )
-        if len(stop_ids) > MAX_STOP_IDS:
-            raise ConfigError(f"{len(stop_ids)} stop token ids; at most {MAX_STOP_IDS} are possible")
-        self.scheduler.add(
-            Request(request_id, list(prompt), params, stop_ids, max_length, priority, cache_salt)
-        )
+        if (stop_ids := len(self._stop_ids(params))) > MAX_STOP_IDS:
+            raise ConfigError(f"{stop_ids} stop token ids; at most {MAX_STOP_IDS} are possible")
+        if (biased := len(params.logit_bias)) > MAX_LOGIT_BIAS:
+            raise ConfigError(f"logit_bias has {biased} entries; at most {MAX_LOGIT_BIAS} are possible")
+
+    def _stop_ids(self, params: SamplingParams) -> tuple[int, ...]:
+        return params.stop_token_ids if params.ignore_eos else (*self.eos_ids, *params.stop_token_ids)
 
     def cancel(self, request_id: int) -> None:
         self.scheduler.cancel(request_id)

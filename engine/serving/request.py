@@ -3,6 +3,11 @@
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from engine.config import ConfigError
+
+MAX_LOGPROBS = 20
+MAX_FLOAT = 1e6  # far beyond what changes a result, far below what overflows fp32
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -32,6 +37,27 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError, naming value and limits, for what no request may ask."""
+        infinity = float("inf")
+        for name, low, high in (
+            ("max_tokens", 1, infinity),
+            ("min_tokens", 0, self.max_tokens),
+            ("temperature", 0, MAX_FLOAT),
+            ("top_k", 0, infinity),
+            ("top_p", 0, 1),
+            ("min_p", 0, 1),
+            ("seed", -(1 << 63), (1 << 63) - 1),
+            ("repetition_penalty", 1e-6, MAX_FLOAT),
+            ("presence_penalty", -MAX_FLOAT, MAX_FLOAT),
+            ("frequency_penalty", -MAX_FLOAT, MAX_FLOAT),
+            ("logprobs", 0, MAX_LOGPROBS),
+            ("prompt_logprobs", 0, MAX_LOGPROBS),
+        ):
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:
+                raise ConfigError(f"{name} is {value}; it lies in [{low:g}, {high:g}]")
 
 
 @dataclass(frozen=True, slots=True)

@@ -203,7 +203,12 @@ def test_admission_by_priority_then_arrival() -> None:
         ([], SamplingParams(), "empty"),
         ([1, 97], SamplingParams(), "token id 97 is outside the vocabulary of 97"),
         ([-1], SamplingParams(), "token id -1"),
-        ([1], SamplingParams(max_tokens=0), "max_tokens is 0"),
+        ([1], SamplingParams(logit_bias=((97, 1.0),)), "token id 97 is outside"),
+        (
+            [1],
+            SamplingParams(logit_bias=tuple((i % 97, 1.0) for i in range(301))),
+            "301 entries; at most 300",
+        ),
         ([1] * 100, SamplingParams(max_tokens=29), r"100 prompt tokens \+ max_tokens 29 = 129 exceed .* 128"),
         ([1] * 60, SamplingParams(max_tokens=4), "64 tokens need 16 KV blocks; there are 15"),
         ([1], SamplingParams(stop_token_ids=tuple(range(40))), "41 stop token ids; at most 32"),
