@@ -1,6 +1,7 @@
 """Command line of the engine: `python -m engine prepare|generate|serve`."""
 
 import argparse
+import os
 import sys
 from dataclasses import replace
 from functools import partial
@@ -10,6 +11,10 @@ from engine.config import ConfigError
 
 if TYPE_CHECKING:
     from engine.serving.client import EngineClient
+
+
+# A key on the command line can be read by every user of the machine.
+API_KEY_VARIABLE = "LLM_LADDER_API_KEY"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -47,8 +52,18 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--host", default="127.0.0.1")
     serve.add_argument("--port", type=int, default=8000)
     serve.add_argument("--served-model-name", help="the name clients use; default: the model as given")
-    serve.add_argument("--api-key", help="what clients must send as Authorization: Bearer KEY; default: open")
+    serve.add_argument(
+        "--api-key",
+        default=os.environ.get(API_KEY_VARIABLE),
+        help=f"what clients must send as Authorization: Bearer KEY; default: ${API_KEY_VARIABLE}, else open",
+    )
     serve.add_argument("--max-queue", type=int, default=2048, help="sequences that may wait before 429s")
+    serve.add_argument(
+        "--drain-seconds",
+        type=float,
+        default=30.0,
+        help="how long running answers may go on after the first SIGTERM; 0 ends them at once",
+    )
     serve.set_defaults(run=_serve)
     return parser
 
@@ -120,7 +135,14 @@ async def _serve_async(args: argparse.Namespace) -> int:
     from engine.serving.startup import EngineOptions
 
     name = args.served_model_name or args.model
-    settings = ServerSettings(name, args.host, args.port, api_key=args.api_key, max_queue=args.max_queue)
+    settings = ServerSettings(
+        name,
+        args.host,
+        args.port,
+        api_key=args.api_key,
+        max_queue=args.max_queue,
+        drain_seconds=args.drain_seconds,
+    )
     listener = bind(settings)
     folder = prepare(args.model)
     tokenizer = load_tokenizer(folder)
