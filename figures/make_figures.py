@@ -13,17 +13,21 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from figures import latency, throughput
+from figures import agreement, latency, throughput
 from figures.runs import RESULTS, complete_runs
 from figures.style import house_style, render
 from harness.store import Run
 
 DRAWN = Path(__file__).resolve().parent
-FIGURES: dict[str, Callable[[Run], Figure | None]] = {"throughput": throughput.draw, "latency": latency.draw}
+FIGURES: dict[str, Callable[[Run], Figure | None]] = {
+    "throughput": throughput.draw,
+    "latency": latency.draw,
+    "agreement": agreement.draw,
+}
 
 
 def drawn_files(run: Run) -> dict[str, bytes]:
-    """Every file of figures/<run>/ by its name. Figures without a VALID row to draw are left out."""
+    """Every file of figures/<run>/ by its name. Figures without a row that may be drawn are left out."""
     files = {}
     for name, draw in FIGURES.items():
         with house_style():

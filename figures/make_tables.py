@@ -13,7 +13,8 @@ from pathlib import Path
 from figures.format import UNDEFINED, count, three_digits
 from figures.runs import RESULTS, ROOT, describe_machine, describe_model, describe_origin, load_in_words
 from figures.style import SYSTEMS
-from harness.schema import ServingRow
+from harness.agreement import Agreement, by_system
+from harness.schema import CorrectnessRow, ServingRow
 from harness.store import Run, StoreError, load_run
 
 README = ROOT / "README.md"
@@ -22,20 +23,29 @@ HEADINGS = (
     "system", "load", "requests", "tokens/s", "TTFT p50 (ms)", "TTFT p99 (ms)", "TPOT p50 (ms)",
     "TPOT p99 (ms)", "verdict",
 )  # fmt: skip
+AGREEMENT_HEADINGS = (
+    "system", "prompts", "identical", "teacher-forced", "smallest gap at a first divergence", "largest",
+)  # fmt: skip
 WORDS = ("system", "load", "verdict")
 
 
 def result_table(run: Run) -> str:
-    """A line a cell, in markdown; numbers of VALID cells only; columns without any are left out."""
+    """A line a cell, in markdown; numbers of VALID cells only; columns without any are left out.
+
+    A run without cells has a line a system, with its agreement with transformers.
+    """
     described = (
         describe_model(run.serving, run.manifest),
         describe_machine(run.manifest),
         describe_origin(run),
     )
-    table = [list(HEADINGS), *map(_cells, run.records(ServingRow))]
-    filled = [number for number in range(len(HEADINGS)) if any(row[number] != UNDEFINED for row in table[1:])]
-    lines = [" | ".join(row[number] for number in filled) for row in table]
-    rule = " | ".join("---" if HEADINGS[number] in WORDS else "---:" for number in filled)
+    headings, rows = HEADINGS, [_cells(row) for row in run.records(ServingRow)]
+    if not rows:
+        systems = by_system(run.records(CorrectnessRow))
+        headings, rows = AGREEMENT_HEADINGS, [_agreement(*system) for system in systems.items()]
+    filled = [number for number in range(len(headings)) if any(row[number] != UNDEFINED for row in rows)]
+    lines = [" | ".join(row[number] for number in filled) for row in [headings, *rows]]
+    rule = " | ".join("---" if headings[number] in WORDS else "---:" for number in filled)
     return (
         "\n".join([f"{'; '.join(described)}.", "", *(f"| {line} |" for line in [lines[0], rule, *lines[1:]])])
         + "\n"
@@ -58,6 +68,18 @@ def _cells(row: ServingRow) -> list[str]:
         three_digits(row.output_tokens_per_s),
         *map(three_digits, latencies),
         "VALID",
+    ]
+
+
+def _agreement(system: str, found: Agreement) -> list[str]:
+    forced = UNDEFINED if found.forced_share is None else f"{found.forced_share:.2%}"
+    ends = (found.gaps[0], found.gaps[-1]) if found.gaps else (None, None)
+    return [
+        SYSTEMS[system].name,
+        count(found.prompts),
+        count(found.identical),
+        forced,
+        *map(three_digits, ends),
     ]
 
 

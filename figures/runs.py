@@ -128,8 +128,9 @@ def describe_machine(manifest: Manifest) -> str:
 
 
 def describe_model(rows: pd.DataFrame, manifest: Manifest) -> str:
-    """Model, weights and number format in one line."""
-    formats = " and ".join(sorted(set(rows["dtype"])))
+    """Model, weights and number format in one line; that of the correctness check in a run without cells."""
+    check = manifest.reference_check
+    formats = " and ".join(sorted(set(rows["dtype"]))) or (check.system_dtype if check else "")
     return f"{manifest.model.name}, {manifest.model.weights} weights, {formats}"
 
 

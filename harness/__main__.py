@@ -1,7 +1,7 @@
 """Command line of the harness: `python -m harness COMMAND`.
 
-Exit codes: 0 all is well; 1 a cell is INVALID, or a run is incomplete or damaged; 2 what was asked cannot be
-done, and a line on stderr says why; 130 after Ctrl-C.
+Exit codes: 0 all is well; 1 a cell is INVALID, output agrees less than declared, or a run is incomplete or
+damaged; 2 what was asked cannot be done, and a line on stderr says why; 130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -132,6 +132,8 @@ def _run(args: argparse.Namespace, arguments: list[str]) -> int:
         )
     )
     _show(args, outcome.path, outcome.serving, outcome.correctness)
+    for line in outcome.shortfalls:
+        print(f"correctness: {line}", file=sys.stderr)
     return 0 if outcome.valid else 1
 
 
@@ -169,6 +171,8 @@ def _plan(args: argparse.Namespace, _arguments: list[str]) -> int:
         out.print(
             "{position:>3}  {system:<10} {cell:<20} {play_s:g} s, up to {requests} requests".format(**cell)
         )
+    if plan.correctness is not None:
+        out.print(f"greedy output of {plan.correctness.prompts} prompts against transformers")
     out.print(f"left out, no environment: {', '.join(absent)}") if absent else None
     out.print(f"about {seconds:.0f} s")
     return 0

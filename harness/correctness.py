@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from harness.schema import CorrectnessRow
 from harness.systems.environment import Interpreter
@@ -18,6 +18,8 @@ from harness.workload.prompts import load_prompts
 from harness.workload.schedule import Schedule, ScheduledRequest
 
 ANSWER_TIMEOUT_S = 120.0
+Q = TypeVar("Q")
+A = TypeVar("A")
 
 
 class CorrectnessError(Exception):
@@ -35,6 +37,17 @@ class Answer:
     ids: list[int] | None
     finish: str | None
     prompt_tokens: int | None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Forced:
+    """How a system scored the reference's continuation of one prompt: the number of tokens, and of those that
+    are the system's most likely ones too. Both None where it was not asked, or failed with `error`.
+    """
+
+    tokens: int | None
+    agree: int | None
     error: str | None = None
 
 
@@ -68,9 +81,25 @@ def ask(url: str, model: str, schedule: Schedule, on_answer: Callable[[int], Non
 
     `on_answer` gets the number of answers so far.
     """
-    answers: list[Answer] = []
+    return _each(lambda request: _ask_one(url, model, request), schedule.requests, schedule, on_answer)
+
+
+def force(
+    url: str, model: str, schedule: Schedule, reference: dict[str, Any], on_answer: Callable[[int], None]
+) -> list[Forced]:
+    """Teacher forcing of every prompt: the system scores the reference's tokens, as a part of its prompt.
+
+    So each position is asked for after the reference's own tokens, and one near-tie does not decide the rest.
+    """
+    return _each(lambda answer: _force_one(url, model, answer), reference["answers"], schedule, on_answer)
+
+
+def _each(
+    one: Callable[[Q], A], questions: Sequence[Q], schedule: Schedule, on_answer: Callable[[int], None]
+) -> list[A]:
+    answers: list[A] = []
     with ThreadPoolExecutor(schedule.concurrency) as pool:
-        for answer in pool.map(lambda request: _ask_one(url, model, request), schedule.requests):
+        for answer in pool.map(one, questions):
             answers.append(answer)
             on_answer(len(answers))
     return answers
@@ -84,19 +113,62 @@ def _ask_one(url: str, model: str, request: ScheduledRequest) -> Answer:
         "temperature": 0,
         "return_token_ids": True,
     }
-    post = urllib.request.Request(
-        f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
     try:
-        with urllib.request.urlopen(post, timeout=ANSWER_TIMEOUT_S) as response:
-            answer = json.load(response)
+        answer = _completion(url, body)
         choice = answer["choices"][0]
         return Answer(
             choice["text"], choice.get("token_ids"), choice["finish_reason"], answer["usage"]["prompt_tokens"]
         )
     except (OSError, ValueError, LookupError) as error:
-        detail = error.read().decode(errors="replace") if isinstance(error, urllib.error.HTTPError) else ""
-        return Answer("", None, None, None, error=f"{error} {detail}".strip())
+        return Answer("", None, None, None, error=_reason(error))
+
+
+def _force_one(url: str, model: str, expected: dict[str, Any]) -> Forced:
+    prompt_ids, ids = expected["prompt_ids"], expected["ids"]
+    if not ids:
+        return Forced(0, 0)
+    body = {
+        "model": model,
+        "prompt": prompt_ids + ids,
+        "max_tokens": 0,
+        "temperature": 0,
+        "echo": True,
+        "logprobs": 1,
+    }
+    try:
+        logprobs = _completion(url, body)["choices"][0]["logprobs"]
+        return count_agreement(logprobs, len(prompt_ids), len(ids))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        return Forced(None, None, error=f"teacher forcing: {_reason(error)}")
+
+
+def count_agreement(logprobs: dict[str, Any], prompt_tokens: int, tokens: int) -> Forced:
+    """Agreement at the last `tokens` of an echoed prompt, from `logprobs` of a completion.
+
+    A position agrees where its token's log probability is the best of top_logprobs: a tie agrees, since the
+    order of equal ones says nothing. Raises ValueError where there is not a value for each position.
+    """
+    given = logprobs["token_logprobs"]
+    best = logprobs["top_logprobs"]
+    if not len(given) == len(best) == prompt_tokens + tokens:
+        raise ValueError(
+            f"{len(given)} and {len(best)} log probabilities for {prompt_tokens} + {tokens} tokens"
+        )
+    scored = zip(given[prompt_tokens:], best[prompt_tokens:], strict=True)
+    return Forced(tokens, sum(logprob >= max(top.values()) for logprob, top in scored))
+
+
+def _completion(url: str, body: dict[str, Any]) -> dict[str, Any]:
+    post = urllib.request.Request(
+        f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(post, timeout=ANSWER_TIMEOUT_S) as response:
+        return json.load(response)
+
+
+def _reason(error: Exception) -> str:
+    detail = error.read().decode(errors="replace") if isinstance(error, urllib.error.HTTPError) else ""
+    return f"{error} {detail}".strip()
 
 
 def not_answered(reference: dict[str, Any], error: str) -> list[Answer]:
@@ -105,18 +177,30 @@ def not_answered(reference: dict[str, Any], error: str) -> list[Answer]:
 
 
 def compared(
-    system: str, reference: dict[str, Any], answers: Sequence[Answer], end_ids: set[int]
+    system: str,
+    reference: dict[str, Any],
+    answers: Sequence[Answer],
+    end_ids: set[int],
+    forced: Sequence[Forced] | None = None,
 ) -> list[CorrectnessRow]:
     """The rows of correctness.csv for a system; the prompts are the first ones of the prompt file."""
     prompts = load_prompts()[: len(answers)]
+    scored = forced if forced is not None else [Forced(None, None)] * len(answers)
     return [
-        compare(system, prompt.id, expected, answer, end_ids)
-        for prompt, expected, answer in zip(prompts, reference["answers"], answers, strict=True)
+        compare(system, prompt.id, expected, answer, end_ids, score)
+        for prompt, expected, answer, score in zip(
+            prompts, reference["answers"], answers, scored, strict=True
+        )
     ]
 
 
 def compare(
-    system: str, prompt: str, reference: dict[str, Any], answer: Answer, end_ids: set[int]
+    system: str,
+    prompt: str,
+    reference: dict[str, Any],
+    answer: Answer,
+    end_ids: set[int],
+    forced: Forced = Forced(None, None),
 ) -> CorrectnessRow:
     """One row: token ids when the system returns them, text, ending, and length of the prompt.
 
@@ -143,7 +227,9 @@ def compare(
         text_identical=same_text,
         reference_ids=" ".join(map(str, expected)),
         system_ids=" ".join(map(str, ids or [])),
-        error=answer.error,
+        error=answer.error or forced.error,
+        forced_tokens=forced.tokens,
+        forced_agree=forced.agree,
     )
 
 

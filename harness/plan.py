@@ -97,7 +97,8 @@ def build_schedules(stage: Stage, plan: DevicePlan, turn: Callable[[str], str] =
     texts = [prompt.text for prompt in load_prompts()]
     seed = stage.declared.seed
     built = {cell.name: _build(cell, texts, seed) for cell in plan.cells}
-    built["warmup"] = schedules.closed_loop(texts, name="warmup", seed=seed, **plan.warmup.model_dump())
+    if plan.warmup is not None:
+        built["warmup"] = schedules.closed_loop(texts, name="warmup", seed=seed, **plan.warmup.model_dump())
     if plan.correctness is not None:
         built["correctness"] = schedules.correctness(
             [turn(text) for text in texts],

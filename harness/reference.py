@@ -25,8 +25,8 @@ def generate(model_dir: Path, schedule_path: Path, device: str) -> dict[str, Any
     """Continuations in fp32, one prompt at a time, TF32 off, ending at the model's end-of-sequence token.
 
     Returns {"packages", "attention", "dtype", "device", "wall_s", "answers"}, an answer a request being
-    {"prompt_tokens", "ids", "text", "finish", "gaps"}: ids without the end token, gaps the top-2 logit gap at
-    each of their positions and, when the end token was generated, at its.
+    {"prompt_ids", "prompt_tokens", "ids", "text", "finish", "gaps"}: ids without the end token, gaps the
+    top-2 logit gap at each of their positions and, when the end token was generated, at its.
     """
     import torch
     import transformers
@@ -68,6 +68,7 @@ def _answer(model: Any, tokenizer: Any, request: ScheduledRequest) -> dict[str, 
     ids = generated[:-1] if ended else generated
     top_two = [logits[0].topk(2).values.tolist() for logits in output.logits]
     return {
+        "prompt_ids": inputs["input_ids"][0].tolist(),
         "prompt_tokens": prompt_tokens,
         "ids": ids,
         "text": tokenizer.decode(ids, skip_special_tokens=True),

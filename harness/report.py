@@ -10,6 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from harness.agreement import Agreement, by_system
 from harness.schema import CorrectnessRow, ServingRow
 from harness.store import RunState
 
@@ -78,12 +79,31 @@ def correctness_line(rows: Sequence[CorrectnessRow]) -> str:
     return f"{line}; {first.system}, prompt {first.prompt}: {first.error or what}"
 
 
+def agreement_lines(rows: Sequence[CorrectnessRow]) -> list[str]:
+    """Teacher-forced agreement and the span of gaps at first divergences: a line a system that has either."""
+    lines = [(system, _agreement(found)) for system, found in by_system(rows).items()]
+    return [f"{system}: {line}" for system, line in lines if line]
+
+
+def _agreement(found: Agreement) -> str:
+    parts = []
+    if found.forced_share is not None:
+        parts.append(
+            f"teacher-forced agreement {found.forced_agree:,} of {found.forced_tokens:,} tokens "
+            f"({found.forced_share:.2%})"
+        )
+    if found.gaps:
+        parts.append(f"top-2 logit gap at first divergences {found.gaps[0]:.3g} to {found.gaps[-1]:.3g}")
+    return "; ".join(parts)
+
+
 def print_run(
     console: Console, path: Path, rows: Sequence[ServingRow], checked: Sequence[CorrectnessRow]
 ) -> None:
     """Table, remarks, correctness, and every file of the run."""
-    console.print(cell_table(rows))
-    lines = [*remarks(rows), *([correctness_line(checked)] if checked else [])]
+    if rows:
+        console.print(cell_table(rows))
+    lines = [*remarks(rows), *([correctness_line(checked)] if checked else []), *agreement_lines(checked)]
     lines += [f"  {file}" for file in sorted(path.rglob("*")) if file.is_file()]
     for line in lines:
         console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -6,9 +6,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from harness.agreement import agreement, by_system, shortfalls
 from harness.client.ceiling import measure_ceiling
 from harness.client.player import PlayError, play
-from harness.correctness import ask, compared, end_token_ids, not_answered, run_reference
+from harness.correctness import ask, compared, end_token_ids, force, not_answered, run_reference
 from harness.gpu import strangers_on
 from harness.plan import (
     WORKLOAD,
@@ -41,22 +42,19 @@ from harness.systems.process import RunningServer, ServerError
 from harness.tables import records_to_csv
 from harness.workload.chat import chat_turn
 
-CHECK_DTYPE = "float32"
-
 
 @dataclass(frozen=True)
 class Outcome:
-    """A finished run: its folder, its rows, and its correctness rows."""
+    """A finished run: its folder, its rows, its correctness rows, and where they agree less than declared."""
 
     path: Path
     serving: list[ServingRow]
     correctness: list[CorrectnessRow]
+    shortfalls: list[str]
 
     @property
     def valid(self) -> bool:
-        return all(row.verdict == "VALID" for row in self.serving) and all(
-            row.identical for row in self.correctness
-        )
+        return all(row.verdict == "VALID" for row in self.serving) and not self.shortfalls
 
 
 def run_stage(options: RunOptions) -> Outcome:
@@ -117,7 +115,7 @@ class _StageRun:
         if self.plan.correctness is not None:
             self.writer.write("correctness.csv", records_to_csv(CorrectnessRow, self.correctness))
         path = self.writer.finish(self._manifest(), self.rows)
-        return Outcome(path, self.rows, self.correctness)
+        return Outcome(path, self.rows, self.correctness, self._shortfalls())
 
     def _schedule_file(self, name: str) -> Path:
         return self.writer.folder / "schedules" / f"{name}.jsonl"
@@ -149,16 +147,20 @@ class _StageRun:
     def _measure_system(self, chosen: ChosenSystem, planned: list[PlannedCell]) -> None:
         """All cells of a system on one server; the check before, on its own server where formats differ."""
         checked = self.plan.correctness is not None and chosen.system.name in self.plan.correctness.systems
-        check_here = checked and self.plan.dtype == CHECK_DTYPE
+        check_here = checked and self.plan.dtype == self.plan.correctness.dtype
         identical = self._check_separately(chosen) if checked and not check_here else None
+        if not planned and not check_here:
+            return
         strangers = strangers_on(self.survey.gpu.nvml, self.survey.gpu.gpus)
         around = _Circumstances(0.0, identical, strangers)
         waiting = list(planned)
         try:
-            with self.servers.up(chosen, self.plan.dtype, "timed cells") as server:
+            purpose = "timed cells" if planned else "correctness"
+            with self.servers.up(chosen, self.plan.dtype, purpose) as server:
                 identical = self._check(chosen, server) if check_here else identical
                 around = _Circumstances(server.startup_s, identical, strangers)
-                self._warm_up(chosen, server)
+                if planned:
+                    self._warm_up(chosen, server)
                 while waiting:
                     self._measure_cell(waiting[0], server, around)
                     waiting.pop(0)
@@ -182,7 +184,7 @@ class _StageRun:
 
     def _check_separately(self, chosen: ChosenSystem) -> bool:
         try:
-            with self.servers.up(chosen, CHECK_DTYPE, "correctness") as server:
+            with self.servers.up(chosen, self.plan.correctness.dtype, "correctness") as server:
                 return self._check(chosen, server)
         except ServerError as error:
             say(f"{chosen.label}: {error}")
@@ -197,9 +199,24 @@ class _StageRun:
         schedule, model = self.schedules["correctness"], self.survey.model
         with phase(f"{chosen.label}: correctness", total=len(schedule.requests)) as advance:
             answers = ask(server.url, model.info.name, schedule, advance)
-        rows = compared(chosen.system.name, self.reference, answers, end_token_ids(model.folder))
+        forced = None
+        if self.plan.correctness.min_forced_agreement is not None:
+            with phase(f"{chosen.label}: teacher forcing", total=len(schedule.requests)) as advance:
+                forced = force(server.url, model.info.name, schedule, self.reference, advance)
+        rows = compared(chosen.system.name, self.reference, answers, end_token_ids(model.folder), forced)
         self.correctness += rows
-        return all(row.identical for row in rows)
+        return not self._less_than_declared(rows)
+
+    def _less_than_declared(self, rows: list[CorrectnessRow]) -> list[str]:
+        declared = self.plan.correctness
+        return shortfalls(agreement(rows), declared.min_identical, declared.min_forced_agreement)
+
+    def _shortfalls(self) -> list[str]:
+        return [
+            f"{system}: {line}"
+            for system in by_system(self.correctness)
+            for line in self._less_than_declared([row for row in self.correctness if row.system == system])
+        ]
 
     def _measure_cell(self, planned: PlannedCell, server: RunningServer, around: _Circumstances) -> None:
         played = play_cell(
@@ -301,13 +318,19 @@ class _StageRun:
     def _reference_check(self) -> ReferenceCheck | None:
         if self.reference is None:
             return None
+        found = agreement(self.correctness)
         return ReferenceCheck(
-            prompts=len(self.correctness),
-            identical=sum(row.identical for row in self.correctness),
+            prompts=found.prompts,
+            identical=found.identical,
             max_tokens=self.plan.correctness.max_tokens,
             device=self.reference["device"],
             dtype=self.reference["dtype"],
             attention=self.reference["attention"],
             packages=self.reference["packages"],
             wall_s=self.reference["wall_s"],
+            system_dtype=self.plan.correctness.dtype,
+            min_identical=self.plan.correctness.min_identical,
+            min_forced_agreement=self.plan.correctness.min_forced_agreement,
+            identical_share=found.identical_share,
+            forced_agreement=found.forced_share,
         )

@@ -1,7 +1,7 @@
 """What a run holds: the columns of its tables and the fields of its manifest, declared once.
 
 The CSV writer, the reader, the checks and RUNBOOK.md all follow these declarations. A new column goes to the
-end of its table, so that older readers keep working.
+end of its table, so that older readers keep working, and has a default, which older rows get.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class EventRow(Record):
 
 
 class CorrectnessRow(Record):
-    """One prompt of correctness.csv: greedy output of a system against transformers, both in fp32."""
+    """One prompt of correctness.csv: greedy output of a system against that of transformers in fp32."""
 
     system: str = described("system that was asked")
     prompt: str = described("id of the prompt")
@@ -166,6 +166,17 @@ class CorrectnessRow(Record):
     reference_ids: str = described("token ids of the reference, separated by spaces")
     system_ids: str = described("token ids of the system, separated by spaces; empty when it returns none")
     error: str | None = described("why the system did not answer")
+    forced_tokens: int | None = described(
+        "tokens of the reference that the system scored, each after the prompt and the reference's tokens "
+        "before it (teacher forcing); empty when not asked for",
+        "tokens",
+        default=None,
+    )
+    forced_agree: int | None = described(
+        "of these, the ones that are the system's most likely token too, ties included",
+        "tokens",
+        default=None,
+    )
 
 
 class GpuSampleRow(Record):
@@ -277,10 +288,17 @@ class ReferenceCheck(Record):
     identical: int = described("prompts with identical output")
     max_tokens: int = described("most new tokens a prompt", "tokens")
     device: str = described("device of the reference")
-    dtype: str = described("number format of both sides")
+    dtype: str = described("number format of the reference")
     attention: str = described("attention implementation of the reference")
     packages: dict[str, str] = described("versions behind the reference")
     wall_s: float = described("time the reference took, loading included", "s")
+    system_dtype: str = described("number format of the systems", default="float32")
+    min_identical: float = described("least share of identical prompts, of each system", default=1.0)
+    min_forced_agreement: float | None = described(
+        "least teacher-forced agreement, of each system; empty when not asked for", default=None
+    )
+    identical_share: float | None = described("identical / prompts", default=None)
+    forced_agreement: float | None = described("sum of forced_agree / sum of forced_tokens", default=None)
 
 
 class CellRecord(Record):
@@ -311,7 +329,9 @@ class CellRecord(Record):
     slo_ttft_ms: float | None = described("limit of TTFT", "ms")
     slo_tpot_ms: float | None = described("limit of TPOT", "ms")
     ceiling_events_per_s: float | None = described("ceiling of the client", "events/s")
-    correctness_identical: bool | None = described("outcome of the system's correctness check, if it had one")
+    correctness_identical: bool | None = described(
+        "the system's correctness check, if it had one, found no less agreement than declared"
+    )
     undeclared_gpu_processes: list[str] = described("processes on the GPU that are not part of the run")
     limits: dict[str, float] = described("limits of the verdict")
 

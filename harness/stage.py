@@ -64,11 +64,18 @@ class WarmupPlan(Declared):
 
 
 class CorrectnessPlan(Declared):
-    """Comparison of greedy output with transformers, in fp32."""
+    """Comparison of greedy output with transformers in fp32, and the least agreement that is expected.
+
+    `dtype` is the number format of the systems. Their teacher-forced agreement is measured where a limit for
+    it is declared.
+    """
 
     prompts: int = Field(ge=1)
     max_tokens: int = Field(ge=1)
     systems: tuple[str, ...]
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    min_identical: float = Field(1.0, gt=0, le=1)
+    min_forced_agreement: float | None = Field(None, gt=0, le=1)
 
 
 class CeilingPlan(Declared):
@@ -79,18 +86,31 @@ class CeilingPlan(Declared):
 
 
 class DevicePlan(Declared):
-    """What a stage does on one kind of device. `systems` are NAME or NAME:CONFIGURATION, in their order."""
+    """What a stage does on one kind of device. `systems` are NAME or NAME:CONFIGURATION, in their order.
+
+    Cells need client_workers, limits and warmup; a stage without cells has correctness alone.
+    """
 
     systems: tuple[str, ...] = Field(min_length=1)
     dtype: Literal["float32", "bfloat16"]
-    client_workers: int = Field(ge=1)
+    client_workers: int | None = Field(None, ge=1)
     request_timeout_s: float = Field(60, gt=0)
-    limits: Limits
+    limits: Limits | None = None
     slo: SloLimits = SloLimits()
-    warmup: WarmupPlan
+    warmup: WarmupPlan | None = None
     correctness: CorrectnessPlan | None = None
     ceiling: CeilingPlan | None = None
-    cells: tuple[CellPlan, ...] = Field(min_length=1)
+    cells: tuple[CellPlan, ...] = ()
+
+    @model_validator(mode="after")
+    def _measures_something(self) -> DevicePlan:
+        if not self.cells and self.correctness is None:
+            raise ValueError("neither cells nor correctness: nothing to measure")
+        if self.cells or self.ceiling:
+            missing = [name for name in ("client_workers", "limits", "warmup") if getattr(self, name) is None]
+            if missing:
+                raise ValueError(f"cells need {', '.join(missing)}")
+        return self
 
 
 class StageFile(Declared):

@@ -88,12 +88,18 @@ def records_to_frame(row: type[Record], records: Sequence[Record]) -> pd.DataFra
 
 
 def read_frame(row: type[Record], content: bytes) -> pd.DataFrame:
-    """A declared table from its CSV bytes. Raises ValueError when the columns are not those declared."""
+    """A declared table from its CSV bytes; columns that an older file ends without get their defaults.
+
+    Raises ValueError when the columns are not those declared.
+    """
     header = content.partition(b"\n")[0].decode()
     declared = column_names(row)
-    if header.split(",")[: len(declared)] != declared:
+    written = header.split(",")[: len(declared)]
+    absent = {name: row.model_fields[name] for name in declared[len(written) :]}
+    if written != declared[: len(written)] or any(field.is_required() for field in absent.values()):
         raise ValueError(f"columns are {header!r}, declared are {','.join(declared)!r}")
-    types = dtypes(row)
+    every_type = dtypes(row)
+    types = {name: every_type[name] for name in written}
     texts = [name for name, dtype in types.items() if dtype == "object"]
     frame = pd.read_csv(
         io.BytesIO(content),
@@ -105,6 +111,8 @@ def read_frame(row: type[Record], content: bytes) -> pd.DataFrame:
     )
     for name in texts:
         frame[name] = frame[name].astype(object).where(frame[name].notna(), None)
+    for name, field in absent.items():
+        frame[name] = pd.Series([field.default] * len(frame), dtype=every_type[name])
     return frame
 
 

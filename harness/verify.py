@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from harness.agreement import agreement
 from harness.rows import RunIdentity, of_cell, serving_row
-from harness.schema import ServingRow, column_names
-from harness.store import DamagedRun, Run, damage, read_manifest
+from harness.schema import CorrectnessRow, ServingRow, column_names
+from harness.store import MANIFEST, DamagedRun, Run, damage, read_manifest
 from harness.tables import read_text_rows, records_to_csv
 
 
 def verify(path: Path) -> list[str]:
-    """Every checksum, and every value of serving.csv recomputed from raw rows; a line for each difference.
+    """Every checksum, every value of serving.csv recomputed from raw rows, and the sums of the correctness
+    check; a line for each difference.
 
     Raises IncompleteRun, or DamagedRun for a manifest that cannot be read.
     """
     manifest = read_manifest(path)
     found = damage(path, manifest)
     try:
-        return found + _differing_values(Run(path, manifest))
+        run = Run(path, manifest)
+        return found + _differing_values(run) + _differing_check(run)
     except DamagedRun as error:
         return [*found, str(error)]
 
@@ -35,6 +38,22 @@ def recomputed(run: Run) -> list[ServingRow]:
             of_cell(run.gpu_samples, cell.cell),
         )
         for cell in run.manifest.cells
+    ]
+
+
+def _differing_check(run: Run) -> list[str]:
+    """The manifest's sums over correctness.csv against its rows; older runs keep no shares."""
+    check = run.manifest.reference_check
+    if check is None:
+        return []
+    found = agreement(run.records(CorrectnessRow))
+    sums = {"prompts": found.prompts, "identical": found.identical}
+    if check.identical_share is not None:
+        sums |= {"identical_share": found.identical_share, "forced_agreement": found.forced_share}
+    return [
+        f"{MANIFEST}: reference_check.{name} is {getattr(check, name)!r}, correctness.csv gives {value!r}"
+        for name, value in sums.items()
+        if getattr(check, name) != value
     ]
 
 

@@ -24,7 +24,6 @@ END
 # Leave this list as they are built: a stage exists from when harness/stages has a file of its name.
 planned_stages() {
     cat <<'END'
-correctness  greedy output of each system against transformers, prompt by prompt
 tune         chooses each peer's tuned configuration from a list fixed beforehand
 compare      closed loops of rising concurrency: engine, SGLang and vLLM in their named configurations
 openloop     Poisson arrivals and trace replay against latency limits

@@ -6,9 +6,21 @@ import random
 from pathlib import Path
 from typing import Any
 
+from harness.agreement import agreement
 from harness.rows import RunIdentity, raw_frames, serving_row
-from harness.schema import SCHEMA_VERSION, CellRecord, GpuInfo, Hardware, Manifest, ModelInfo, ServingRow
+from harness.schema import (
+    SCHEMA_VERSION,
+    CellRecord,
+    CorrectnessRow,
+    GpuInfo,
+    Hardware,
+    Manifest,
+    ModelInfo,
+    ReferenceCheck,
+    ServingRow,
+)
 from harness.store import Run, RunWriter, load_run
+from harness.tables import records_to_csv
 from tests.harness.made import MS, cell_record, identity, record
 
 SPEED = {"engine": 1.0, "vllm": 1.9, "sglang": 1.4}
@@ -42,7 +54,35 @@ def requests_of(made: CellRecord, seed: int) -> list[Any]:
     return found
 
 
-def make_run(results: Path, name: str = "r1", cells: list[CellRecord] | None = None) -> Run:
+def checked(
+    prompt: int, position: int | None = None, gap: float | None = None, **changes: Any
+) -> CorrectnessRow:
+    """The engine's answer to one prompt; it diverges at `position`, if one is given. 32 tokens."""
+    same = position is None
+    return CorrectnessRow(**dict(
+        system="engine", prompt=f"p{prompt:03}", identical=same, first_divergence=position,
+        gap_at_divergence=gap, tokens=32, reference_finish="length", system_finish="length",
+        text_identical=same, reference_ids="", system_ids="", error=None, forced_tokens=32,
+        forced_agree=32 if same else 31,
+    ) | changes)  # fmt: skip
+
+
+def reference_check(rows: list[CorrectnessRow]) -> ReferenceCheck:
+    found = agreement(rows)
+    return ReferenceCheck(
+        prompts=found.prompts, identical=found.identical, max_tokens=32, device="cuda", dtype="float32",
+        attention="sdpa", packages={"torch": "2", "transformers": "5.1"}, wall_s=30.0,
+        system_dtype="bfloat16", min_identical=0.6, min_forced_agreement=0.98,
+        identical_share=found.identical_share, forced_agreement=found.forced_share,
+    )  # fmt: skip
+
+
+def make_run(
+    results: Path,
+    name: str = "r1",
+    cells: list[CellRecord] | None = None,
+    correctness: list[CorrectnessRow] | None = None,
+) -> Run:
     """Stores a complete run under `results` and loads it."""
     if cells is None:
         plan = [(system, load) for load in ("closed", "poisson") for system in SPEED]
@@ -57,11 +97,14 @@ def make_run(results: Path, name: str = "r1", cells: list[CellRecord] | None = N
         frames = raw_frames(made.cell, requests_of(made, number))
         writer.add_cell(made, frames)
         rows.append(serving_row(who, made, *frames.values()))
+    if correctness is not None:
+        writer.write("correctness.csv", records_to_csv(CorrectnessRow, correctness))
     manifest = Manifest(
         schema_version=SCHEMA_VERSION, run=name, stage="smoke", stage_sha256="0" * 64,
         created_at="2026-01-01T00:00:00Z", finished_at="2026-01-01T00:05:00Z", command=["run", "smoke"],
         source=who.source, box=who.box, hardware=hardware, environments={}, servers=[], model=model,
-        schedules=[], client_ceiling=None, reference_check=None, cells=cells, files=[], logs=[],
-        complete=False,
+        schedules=[], client_ceiling=None,
+        reference_check=None if correctness is None else reference_check(correctness), cells=cells, files=[],
+        logs=[], complete=False,
     )  # fmt: skip
     return load_run(writer.finish(manifest, rows))

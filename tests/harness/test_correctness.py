@@ -5,7 +5,18 @@ from contextlib import contextmanager
 
 import pytest
 
-from harness.correctness import Answer, ask, compare, compared, end_token_ids, first_difference, not_answered
+from harness.correctness import (
+    Answer,
+    Forced,
+    ask,
+    compare,
+    compared,
+    count_agreement,
+    end_token_ids,
+    first_difference,
+    force,
+    not_answered,
+)
 from harness.workload.prompts import load_prompts
 from harness.workload.schedule import correctness
 
@@ -90,6 +101,8 @@ class Completions(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if body.get("echo"):
+            return self.score(body)
         assert body["return_token_ids"] is True and body["temperature"] == 0 and "stream" not in body
         prompt = body["prompt"]
         if prompt == "cut":
@@ -98,6 +111,19 @@ class Completions(http.server.BaseHTTPRequestHandler):
         answer = {"choices": [choice], "usage": {"prompt_tokens": 1}}
         content = json.dumps({"error": {"message": "no"}} if prompt == "bad" else answer).encode()
         self.send_response(400 if prompt == "bad" else 200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def score(self, body):
+        """Even tokens are the most likely ones; a prompt with 13 is refused, one with 15 gets no scores."""
+        assert (body["max_tokens"], body["logprobs"], body["temperature"]) == (0, 1, 0)
+        ids = body["prompt"]
+        given = [None, *(-1.0 - id % 2 for id in ids[1:])]
+        best = [None, *({"best": -1.0, "given": logprob} for logprob in given[1:])]
+        logprobs = {"token_logprobs": given, "top_logprobs": best if 15 not in ids else None}
+        content = json.dumps({"choices": [{"logprobs": logprobs}]}).encode()
+        self.send_response(400 if 13 in ids else 200)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)
@@ -124,3 +150,38 @@ def test_every_prompt_has_an_answer_in_its_place():
     assert "HTTP Error 400" in answers[1].error and '"no"' in answers[1].error
     assert answers[3].error
     assert counts == [1, 2, 3, 4, 5]
+
+
+def test_every_reference_is_teacher_forced_in_its_place():
+    continuations = [[2, 4, 6], [2, 3, 5, 8], [], [13], [15]]
+    reference = {"answers": [{"prompt_ids": [1, 3], "ids": ids} for ids in continuations]}
+    schedule = correctness(list("abcde"), count=5, max_tokens=4)
+    with completions_server() as url:
+        found = force(url, "m", schedule, reference, lambda _: None)
+    assert found[:3] == [Forced(3, 3), Forced(4, 2), Forced(0, 0)]
+    assert all(score.tokens is None and score.error.startswith("teacher forcing: ") for score in found[3:])
+    assert "HTTP Error 400" in found[3].error
+
+
+def logprobs(given, best):
+    return {"token_logprobs": [None, *given], "top_logprobs": [None, *({"a": value} for value in best)]}
+
+
+def test_a_position_agrees_where_the_given_token_is_as_likely_as_the_best():
+    scored = logprobs([-9.0, -0.5, -0.7, -2.0], [-0.1, -0.5, -0.7, -1.9])
+    assert count_agreement(scored, 2, 3) == Forced(3, 2), "a tie agrees, the prompt does not count"
+    assert count_agreement(scored, 1, 4) == Forced(4, 2)
+
+
+def test_scores_that_are_not_one_a_position_are_refused():
+    with pytest.raises(ValueError, match=r"4 and 4 log probabilities for 2 \+ 3 tokens"):
+        count_agreement(logprobs([-1.0] * 3, [-1.0] * 3), 2, 3)
+
+
+def test_scores_and_their_errors_stand_in_the_rows():
+    reference = {"answers": [REFERENCE, REFERENCE]}
+    answers = [Answer("a b c", [7, 8, 9], "length", 5)] * 2
+    forced = [Forced(3, 2), Forced(None, None, "teacher forcing: no")]
+    first, second = compared("engine", reference, answers, {EOS}, forced)
+    assert (first.forced_tokens, first.forced_agree, first.error) == (3, 2, None)
+    assert (second.forced_tokens, second.forced_agree, second.error) == (None, None, "teacher forcing: no")

@@ -160,6 +160,44 @@ def test_an_invalid_cell_is_kept_and_makes_the_exit_code_1(place, capsys):
     assert verify(place / "results" / "short") == []
 
 
+NO_CELLS = """
+description = "greedy output alone"
+model = "{model}"
+max_model_len = 128
+seed = 1
+[cpu]
+systems = ["null"]
+dtype = "float32"
+[cpu.correctness]
+prompts = 2
+max_tokens = 4
+systems = ["null"]
+min_identical = 0.5
+min_forced_agreement = 0.5
+"""
+
+
+def test_a_stage_without_cells_compares_alone(place, capsys, monkeypatch):
+    answer = dict(prompt_ids=[1], prompt_tokens=1, ids=[5, 6], text="x", finish="length", gaps=[1.0, 2.0])
+    reference = dict(device="cpu", dtype="float32", attention="sdpa", packages={}, wall_s=1.0)
+    monkeypatch.setattr("harness.run.run_reference", lambda *_: reference | {"answers": [answer] * 2})
+    path = place / "alone.toml"
+    path.write_text(NO_CELLS.format(model=place / "model"))
+    assert in_process(place, "run", path, "--device", "cpu", "--run", "alone") == 1
+    printed = capsys.readouterr()
+    assert "correctness: 0 of 2 prompts identical" in printed.out
+    assert "correctness: null: 0 of 2 prompts identical, declared is a share of 0.5" in printed.err
+    run = load_run(place / "results" / "alone")
+    assert run.serving.empty and run.requests.empty
+    assert len(run.correctness) == 2
+    assert run.manifest.reference_check.identical_share == 0
+    assert [server.purpose for server in run.manifest.servers] == ["correctness"]
+    assert verify(run.path) == []
+    assert in_process(place, "report", "alone") == 0
+    assert main(["plan", str(path), "--device", "cpu"]) == 0
+    assert "greedy output of 2 prompts against transformers" in capsys.readouterr().out
+
+
 def test_a_server_that_does_not_start_makes_rows_that_say_so(place, capsys, monkeypatch):
     ends = dataclasses.replace(
         NULL, command=lambda _target, _port: ["-c", "print('why'); raise SystemExit(3)"]

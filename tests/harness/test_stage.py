@@ -46,6 +46,18 @@ def test_the_smoke_stage_is_whole(device):
     assert sum(map(len, prompts)) == len(set().union(*prompts)), "a prompt is in two schedules"
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_correctness_stage_compares_and_times_nothing(device):
+    stage = load_stage("correctness")
+    plan = stage.on(device)
+    schedules = build_schedules(stage, plan)
+    assert set(schedules) == {"correctness"} and plan.cells == ()
+    assert len(schedules["correctness"].requests) == 64
+    assert plan.dtype == plan.correctness.dtype
+    strict = (plan.correctness.min_identical, plan.correctness.min_forced_agreement) == (1, 1)
+    assert strict == (plan.dtype == "float32")
+
+
 def test_an_unknown_stage_says_what_there_is():
     assert "smoke" in stage_names()
     with pytest.raises(BadInput, match=r"unknown stage 'nope'; there are: .*smoke"):
@@ -64,6 +76,8 @@ def test_an_unknown_stage_says_what_there_is():
         ('load = "closed"', 'load = "bursts"', "cpu.cells.0.load"),
         ('systems = ["engine"]', "systems = []", "cpu.systems"),
         ("seed = 1", "seed = ", r"small\.toml"),
+        ("client_workers = 1\n", "", "cells need client_workers"),
+        (SMALL[SMALL.index("[[cpu.cells]]") :], "", "neither cells nor correctness"),
     ],
 )
 def test_a_wrong_stage_file_is_named_with_the_field(tmp_path, old, new, message):

@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.schema import EventRow, RequestRow, column_names
+from harness.schema import CorrectnessRow, EventRow, RequestRow, column_names
 from harness.tables import (
     compress,
     format_value,
     frame_to_csv,
     read_frame,
+    read_records,
     records_to_csv,
     records_to_frame,
     to_csv,
@@ -67,3 +68,17 @@ def test_compressed_bytes_hold_no_time_and_no_name():
     assert compress("a.csv.gz", b"x" * 100) == compress("b.csv.gz", b"x" * 100)
     assert compress("a.csv.gz", b"x")[4:8] == b"\0\0\0\0"
     assert compress("a.csv", b"x") == b"x"
+
+
+def test_columns_that_came_later_are_empty_in_an_older_table():
+    old = (
+        b"system,prompt,identical,first_divergence,gap_at_divergence,tokens,reference_finish,system_finish,"
+        b"text_identical,reference_ids,system_ids,error\nengine,p000,true,,,2,length,length,true,1 2,1 2,\n"
+    )
+    frame = read_frame(CorrectnessRow, old)
+    assert list(frame.columns) == column_names(CorrectnessRow)
+    assert frame["forced_tokens"].isna().all() and frame["forced_tokens"].dtype == "Int64"
+    (row,) = read_records(CorrectnessRow, old)
+    assert row.forced_tokens is None and row.forced_agree is None
+    with pytest.raises(ValueError, match="columns are"):
+        read_frame(CorrectnessRow, old.replace(b",error\n", b"\n").replace(b"1 2,\n", b"1 2\n"))

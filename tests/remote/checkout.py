@@ -58,8 +58,7 @@ class Checkout:
         root, path, standins = folder / "a checkout", folder / "bin", folder / "stand ins"
         for name in ("remote", ".ci"):
             shutil.copytree(ROOT / name, root / name)
-        (root / "harness" / "stages").mkdir(parents=True)
-        shutil.copy(ROOT / "harness" / "stages" / "smoke.toml", root / "harness" / "stages")
+        shutil.copytree(ROOT / "harness" / "stages", root / "harness" / "stages")
         (root / "results" / "v1").mkdir(parents=True)
         path.mkdir()
         for tool in TOOLS:
