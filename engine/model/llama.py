@@ -93,8 +93,16 @@ class Llama:
         return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """(R, vocab) in the model's dtype, from rows (R, H) of forward()'s result."""
-        return linear(rms_norm(hidden, self.norm, self.config.rms_norm_eps), self.head)
+        """(R, vocab), from rows (R, H) of forward()'s result: fp32, or fp64 for an fp64 model.
+
+        The product's sums are fp32 anyway; rounding them to bf16, whose neighbours lie 0.125 apart from 16
+        on, would make ties of the best tokens.
+        """
+        normed = rms_norm(hidden, self.norm, self.config.rms_norm_eps)
+        if normed.dtype == torch.bfloat16 and normed.is_cuda:
+            return torch.mm(normed, self.head.t(), out_dtype=torch.float32)
+        logits = linear(normed, self.head)
+        return logits if logits.dtype == torch.float64 else logits.float()
 
     def _attention(
         self,
