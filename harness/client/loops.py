@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
 from harness.client.dispatcher import Dispatcher
@@ -15,7 +16,7 @@ REST_AFTER_FAILURE_NS = 100_000_000
 second."""
 
 
-class Loop:
+class Loop(ABC):
     """Common to both: `finished` is done when nothing is left to start and everything started has ended.
 
     `exhausted` tells that a closed loop ran out of requests before its time was over.
@@ -31,9 +32,9 @@ class Loop:
         self._all_started = False
         dispatcher.on_end = self._ended
 
+    @abstractmethod
     def begin(self) -> None:
         """Start requests from the start of play on."""
-        raise NotImplementedError
 
     def _ended(self, failed: bool, end_ns: int) -> None:
         self._finish_if_over()

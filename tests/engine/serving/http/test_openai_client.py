@@ -9,6 +9,7 @@ from engine.serving.http.chat_template import ChatTemplate
 from tests.engine.serving.http.fake_engine import END, MODEL, FakeEngine, ids, run, serving
 
 TEXT = "Hello, wörld 😀"
+TEMPLATE = ChatTemplate("{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}")
 
 
 def client(port: int) -> openai.AsyncOpenAI:
@@ -52,12 +53,31 @@ def test_streamed_completions() -> None:
     run(test())
 
 
+def test_the_synchronous_client() -> None:
+    def talk(port: int) -> None:
+        url = f"http://127.0.0.1:{port}/v1"
+        with openai.OpenAI(base_url=url, api_key="unused", max_retries=0) as api:
+            plain = api.completions.create(model=MODEL, prompt="Hi", max_tokens=50)
+            stream = api.chat.completions.create(
+                model=MODEL, messages=[{"role": "user", "content": "Hi"}], max_tokens=50, stream=True
+            )
+            said = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+            with pytest.raises(openai.NotFoundError):
+                api.completions.create(model="another", prompt="Hi")
+        assert plain.choices[0].text == said == TEXT
+
+    async def test() -> None:
+        async with serving(engine(), chat_template=TEMPLATE) as (_, port):
+            await asyncio.to_thread(talk, port)
+
+    run(test())
+
+
 def test_chat() -> None:
-    template = ChatTemplate("{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}")
     messages = [{"role": "user", "content": "Hi"}]
 
     async def test() -> None:
-        async with serving(double := engine(), chat_template=template) as (_, port), client(port) as api:
+        async with serving(double := engine(), chat_template=TEMPLATE) as (_, port), client(port) as api:
             plain = await api.chat.completions.create(model=MODEL, messages=messages)
             stream = await api.chat.completions.create(model=MODEL, messages=messages, stream=True)
             chunks = [chunk async for chunk in stream]
