@@ -14,7 +14,7 @@ from engine.serving.request import SamplingParams
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024
-MAX_CHOICES = 64
+MAX_N = 64
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 300
 MAX_BIAS = 100
@@ -146,7 +146,7 @@ class GenerationRequest(BaseModel):
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     logit_bias: Annotated[tuple[tuple[int, float], ...], BeforeValidator(_logit_bias)] | None = None
-    n: int | None = Field(None, ge=1, le=MAX_CHOICES)
+    n: int | None = Field(None, ge=1, le=MAX_N)
     best_of: int | None = None
     priority: int | None = Field(None, ge=-_INT32, lt=_INT32)
     cache_salt: str | None = Field(None, min_length=1, max_length=MAX_SALT_LENGTH)
