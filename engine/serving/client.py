@@ -45,12 +45,10 @@ class EngineInfo:
 
     max_model_len: int
     vocab_size: int
-    eos_ids: tuple[int, ...]
     num_blocks: int
     block_size: int
     device: str
     dtype: str
-    max_num_seqs: int
 
 
 class EngineClient(asyncio.Protocol):
@@ -64,7 +62,6 @@ class EngineClient(asyncio.Protocol):
         self.error: str | None = None
         self.stats: dict[str, int] = {}
         self.info: EngineInfo
-        self.failed = asyncio.Event()
         self._process = process
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._reader = link.FrameReader()
@@ -166,7 +163,6 @@ class EngineClient(asyncio.Protocol):
 
     def _fail(self, reason: str) -> None:
         was, self.state, self.error = self.state, "failed", reason
-        self.failed.set()
         if was == "starting" and not self._ready.done():
             self._ready.set_exception(ConfigError(reason))
         self._end_all(reason)

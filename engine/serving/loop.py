@@ -74,12 +74,10 @@ def _info(engine: Engine) -> dict[str, object]:
     return {
         "max_model_len": engine.config.max_model_len,
         "vocab_size": engine.vocab_size,
-        "eos_ids": engine.eos_ids,
         "num_blocks": engine.config.num_blocks,
         "block_size": engine.config.block_size,
         "device": engine.config.device,
         "dtype": engine.config.dtype,
-        "max_num_seqs": engine.config.max_num_seqs,
     }
 
 

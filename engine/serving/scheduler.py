@@ -52,7 +52,7 @@ class Scheduler:
         return bool(self._requests or self._ended)
 
     def add(self, request: Request) -> None:
-        """Queue a request. The front end has checked that it fits the engine's limits."""
+        """Queue a request. Engine.add has checked that it fits the limits."""
         request.order = (request.priority, next(self._arrivals))
         self._requests[request.id] = request
         heapq.heappush(self._waiting, (request.order, request))

@@ -108,8 +108,9 @@ def _kv_bytes(options: EngineOptions, device: str) -> int:
     if device == "cpu" and options.gpu_memory_share is not None:
         raise ConfigError(f"gpu_memory_share is {share}, but the device is 'cpu'; kv_cache_bytes works there")
     free, total = _memory(device)
-    wanted = CPU_KV_BYTES if device == "cpu" else None
-    wanted = wanted if options.kv_cache_bytes is None else options.kv_cache_bytes
+    wanted = options.kv_cache_bytes
+    if wanted is None and device == "cpu":
+        wanted = CPU_KV_BYTES
     if wanted is not None:
         if wanted > free:
             raise ConfigError(f"{wanted:,} bytes of KV cache; {free:,} bytes of {device} memory are free")

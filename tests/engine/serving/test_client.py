@@ -130,7 +130,7 @@ def test_a_killed_engine_ends_every_request_and_says_so(model: Path) -> None:
         for inbox in inboxes:
             await inbox.ended.wait()
             assert inbox.ends[0].finish == "error" and "exit status -9" in inbox.ends[0].error
-        assert client.state == "failed" and client.failed.is_set()
+        assert client.state == "failed" and "exit status -9" in client.error
         late = Inbox()
         client.submit([1], SamplingParams(), late)
         await late.ended.wait()
