@@ -13,7 +13,17 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from figures import agreement, latency, throughput
+from figures import (
+    agreement,
+    attainment,
+    distributions,
+    energy,
+    latency,
+    roofline,
+    scaling,
+    throughput,
+    tradeoff,
+)
 from figures.runs import RESULTS, complete_runs
 from figures.style import house_style, render
 from harness.store import Run
@@ -23,6 +33,12 @@ FIGURES: dict[str, Callable[[Run], Figure | None]] = {
     "throughput": throughput.draw,
     "latency": latency.draw,
     "agreement": agreement.draw,
+    "scaling": scaling.draw,
+    "tradeoff": tradeoff.draw,
+    "distributions": distributions.draw,
+    "attainment": attainment.draw,
+    "roofline": roofline.draw,
+    "energy": energy.draw,
 }
 
 

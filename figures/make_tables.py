@@ -10,6 +10,7 @@ import re
 import sys
 from pathlib import Path
 
+from figures.compare_table import compare_tables, compares
 from figures.format import UNDEFINED, count, three_digits
 from figures.runs import RESULTS, ROOT, describe_machine, describe_model, describe_origin, load_in_words
 from figures.style import SYSTEMS
@@ -32,13 +33,16 @@ WORDS = ("system", "load", "verdict")
 def result_table(run: Run) -> str:
     """A line a cell, in markdown; numbers of VALID cells only; columns without any are left out.
 
-    A run without cells has a line a system, with its agreement with transformers.
+    A run without cells has a line a system, with its agreement with transformers. One that compares systems
+    at several concurrencies has a line a system in a configuration.
     """
     described = (
         describe_model(run.serving, run.manifest),
         describe_machine(run.manifest),
         describe_origin(run),
     )
+    if compares(run):
+        return f"{'; '.join(described)}.\n\n{compare_tables(run)}"
     headings, rows = HEADINGS, [_cells(row) for row in run.records(ServingRow)]
     if not rows:
         systems = by_system(run.records(CorrectnessRow))
@@ -57,7 +61,7 @@ def _cells(row: ServingRow) -> list[str]:
     version = "" if row.system == "engine" else f" {row.system_version}"
     named = [
         f"{SYSTEMS[row.system].name}{version}{configuration}",
-        load_in_words(row.load, row.concurrency, row.rate_rps),
+        load_in_words(row.load, row.concurrency, row.rate_rps, row.load_label),
     ]
     if row.verdict != "VALID":
         return [*named, *[UNDEFINED] * 6, f"INVALID: {row.reasons.replace('|', '/')}"]

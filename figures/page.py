@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -13,13 +15,15 @@ HEADING_IN = 0.52
 SMALL_PRINT_IN = 0.2
 LINE_IN = 0.14
 LEFT_IN = 0.12
+LINE_CHARACTERS = 148
 
 
 class Page:
     """Panels are added from the top; `height_in` is the sum of their heights."""
 
     def __init__(self, run: Run, title: str, height_in: float, notes: list[str]) -> None:
-        lines = [note for note in [*notes, not_drawn(run), describe_origin(run)] if note]
+        said = [*notes, not_drawn(run), describe_origin(run)]
+        lines = [line for note in said for line in textwrap.wrap(note, LINE_CHARACTERS)]
         self.height_in = HEADING_IN + height_in + SMALL_PRINT_IN + LINE_IN * len(lines)
         self.figure = Figure(figsize=(WIDTH_IN, self.height_in))
         self.top_in = HEADING_IN

@@ -74,18 +74,34 @@ def _describe(nvml: Any, index: int, driver: str) -> GpuInfo:
     )
 
 
+def used_memory_bytes(nvml: Any, gpus: Sequence[GpuInfo]) -> list[int]:
+    """Memory in use on each of the GPUs."""
+    handles = [nvml.nvmlDeviceGetHandleByIndex(gpu.index) for gpu in gpus]
+    return [nvml.nvmlDeviceGetMemoryInfo(handle).used for handle in handles]
+
+
+def free_memory_share(nvml: Any, gpus: Sequence[GpuInfo]) -> float:
+    """The least share of memory that is free on any of the GPUs; 1 without GPUs."""
+    shares = []
+    for gpu in gpus:
+        memory = nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByIndex(gpu.index))
+        shares.append(memory.free / memory.total)
+    return min(shares, default=1.0)
+
+
 def strangers_on(nvml: Any, gpus: Sequence[GpuInfo]) -> list[str]:
     """Compute processes on the GPUs before a server of ours is started, as `pid N on GPU I`.
 
     Waits a little for those of the server before it to disappear. A container may hide processes outside it.
     """
     deadline = time.monotonic() + RELEASE_LIMIT_S
-    while (found := _processes_on(nvml, gpus)) and time.monotonic() < deadline:
+    while (found := processes_on(nvml, gpus)) and time.monotonic() < deadline:
         time.sleep(SAMPLE_INTERVAL_S)
     return found
 
 
-def _processes_on(nvml: Any, gpus: Sequence[GpuInfo]) -> list[str]:
+def processes_on(nvml: Any, gpus: Sequence[GpuInfo]) -> list[str]:
+    """Compute processes on the GPUs at this moment, as `pid N on GPU I`."""
     found = []
     for gpu in gpus:
         running = _or_none(

@@ -8,8 +8,9 @@ Where the definitions come from: latency from q and +inf for failures after MLPe
 results.cc); throughput by tokens received in a declared window, after GuideLLM's and SGLang's steady-state
 windows; (e - f) / (n - k) after AIPerf's correction for several tokens in the first chunk.
 
-`requests` and `events` are the tables of one cell with the columns of schema.RequestRow and schema.EventRow,
-the events of a request in order of receipt.
+`requests`, `events` and `received` are the tables of one cell with the columns of schema.RequestRow,
+schema.EventRow (the events of a request in order of receipt; of some requests only where there are many) and
+schema.ReceivedRow (all events, counted in spans of RECEIVED_BIN_MS; edges of windows lie between spans).
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+
+from harness.schema import RECEIVED_BIN_MS, ReceivedRow
+from harness.tables import dtypes
 
 MIN_REQUESTS_FOR_P99 = 662
 """p99 is given from this many values on: the least n for which at most one value above the true 99th
@@ -62,6 +66,8 @@ class CellMetrics:
     played_failed: int
     mismatched: int
     prompt_tokens: int
+    played_prompt_tokens: int
+    played_cached_tokens: int | None
     cached_tokens: int | None
     output_tokens: int
     window_s: float
@@ -83,6 +89,8 @@ class CellMetrics:
     sent_in_window: int
     mean_in_flight: float
     littles_law_ratio: float | None
+    icl_ms_p50: float | None
+    icl_ms_p99: float | None
 
 
 def _column(rows: pd.DataFrame, name: str) -> np.ndarray:
@@ -132,9 +140,11 @@ def tpot_ms(requests: pd.DataFrame) -> np.ndarray:
 
 
 def lag_ms(requests: pd.DataFrame) -> np.ndarray:
-    """s - q in ms: how late the client itself was; +inf for a request that was never sent."""
-    lag = (_column(requests, "sent_ns") - _column(requests, "intended_ns")) / NS_PER_MS
-    return np.where(np.isnan(lag), np.inf, lag)
+    """s - q in ms: how late the client itself was; nan for a request that was never sent.
+
+    Such a request failed, and is counted as that: its connection was refused, or the turn before it failed.
+    """
+    return (_column(requests, "sent_ns") - _column(requests, "intended_ns")) / NS_PER_MS
 
 
 def percentile(values: np.ndarray, percent: float) -> float | None:
@@ -164,6 +174,34 @@ def event_times_ns(requests: pd.DataFrame, events: pd.DataFrame) -> np.ndarray:
     since_intended = events.groupby("request", sort=False)["gap_us"].cumsum().to_numpy(dtype=np.int64)
     intended_us = requests.set_index("request")["intended_ns"].astype("int64") // 1000
     return (events["request"].map(intended_us).to_numpy(dtype=np.int64) + since_intended) * 1000
+
+
+def received_from_events(requests: pd.DataFrame, events: pd.DataFrame) -> pd.DataFrame:
+    """The received table that a cell without one would have, from the events of all of its requests."""
+    span_ns = RECEIVED_BIN_MS * 1_000_000
+    at_ns = event_times_ns(requests, events).astype(np.int64)
+    arrived = pd.DataFrame(
+        {
+            "t_ms": at_ns // span_ns * RECEIVED_BIN_MS,
+            "read": pd.Series(list(zip(events["request"], at_ns, strict=True)), dtype=object),
+            "tokens": events["tokens"].to_numpy(dtype=np.int64),
+        }
+    )
+    spans = arrived.groupby("t_ms", sort=True).agg(
+        events=("tokens", "size"), reads=("read", "nunique"), tokens=("tokens", "sum")
+    )
+    frame = spans.reset_index().assign(cell=events["cell"].iloc[0] if len(events) else None)
+    return frame.astype(dtypes(ReceivedRow))[list(dtypes(ReceivedRow))]
+
+
+def icl_ms(requests: pd.DataFrame, events: pd.DataFrame) -> np.ndarray:
+    """Inter-chunk latency: each gap between two events of the given requests that carried tokens, in ms.
+
+    A gap belongs to an event, not to a token: where events carry several tokens it is no latency per token
+    (the column called ITL elsewhere mixes both).
+    """
+    later = events.duplicated("request") & events["request"].isin(requests["request"])
+    return events["gap_us"].to_numpy(dtype=np.float64)[later.to_numpy()] / 1000
 
 
 def good(requests: pd.DataFrame, slo: Slo) -> np.ndarray:
@@ -219,26 +257,51 @@ def joules(gpu_samples: pd.DataFrame, window: Window) -> float | None:
     return total if len(counted) else None
 
 
+@dataclass(frozen=True)
+class GpuState:
+    """The GPUs over a window; None where the driver does not say."""
+
+    sm_clock_mhz_mean: float | None
+    temperature_c_max: float | None
+    throttle_reasons: int
+
+
+def gpu_state(gpu_samples: pd.DataFrame, window: Window) -> GpuState:
+    """Mean clock, highest temperature, and every bit of the throttle reasons, of all readings in a window."""
+    seen = gpu_samples[window.contains(_column(gpu_samples, "t_ns"))]
+    clock, temperature = seen["sm_clock_mhz"].dropna(), seen["temperature_c"].dropna()
+    reasons = 0
+    for bits in seen["throttle_reasons"].dropna():
+        reasons |= int(bits)
+    return GpuState(
+        sm_clock_mhz_mean=float(clock.mean()) if len(clock) else None,
+        temperature_c_max=float(temperature.max()) if len(temperature) else None,
+        throttle_reasons=reasons,
+    )
+
+
 def _single_or_mixed(methods: pd.Series) -> str:
     distinct = sorted(set(methods.dropna()))
     return distinct[0] if len(distinct) == 1 else "mixed" if distinct else "none"
 
 
-def cell_metrics(requests: pd.DataFrame, events: pd.DataFrame, window: Window, slo: Slo) -> CellMetrics:
+def cell_metrics(
+    requests: pd.DataFrame, events: pd.DataFrame, received: pd.DataFrame, window: Window, slo: Slo
+) -> CellMetrics:
     """All metrics of one cell.
 
-    Output throughput = tokens received in [t0, t1) / (t1 - t0), from events, those of failed and of
+    Output throughput = tokens received in [t0, t1) / (t1 - t0), from all events, those of failed and of
     unfinished requests included: they were generated and received. Latencies, attainment and goodput run over
     every request that was to be sent in the window, whenever it ended.
     """
     counted = requests[window.contains(_column(requests, "intended_ns"))]
-    received = window.contains(event_times_ns(requests, events))
-    output_tokens = int(events["tokens"].to_numpy(dtype=np.int64)[received].sum())
-    event_count = int(received.sum())
+    in_window = received[window.contains(_column(received, "t_ms") * NS_PER_MS)]
+    output_tokens, event_count = int(in_window["tokens"].sum()), int(in_window["events"].sum())
     ended_well = succeeded(requests) & window.contains(ended_ns(requests))
     kept = good(counted, slo)
     judged = len(counted) > 0 and (slo.ttft_ms is not None or slo.tpot_ms is not None)
     ttft, tpot, e2e = ttft_ms(counted), tpot_ms(counted), e2e_ms(counted)
+    gaps_ms = icl_ms(counted, events)
     reports_cache = counted["cached_tokens"].notna().any()
     return CellMetrics(
         requests=len(counted),
@@ -247,6 +310,8 @@ def cell_metrics(requests: pd.DataFrame, events: pd.DataFrame, window: Window, s
         played_failed=int((~succeeded(requests)).sum()),
         mismatched=int((requests["status"] == "mismatch").sum()),
         prompt_tokens=int(np.nansum(_column(counted, "prompt_tokens"))),
+        played_prompt_tokens=int(np.nansum(_column(requests, "prompt_tokens"))),
+        played_cached_tokens=int(np.nansum(_column(requests, "cached_tokens"))) if reports_cache else None,
         cached_tokens=int(np.nansum(_column(counted, "cached_tokens"))) if reports_cache else None,
         output_tokens=output_tokens,
         window_s=window.seconds,
@@ -268,4 +333,6 @@ def cell_metrics(requests: pd.DataFrame, events: pd.DataFrame, window: Window, s
         sent_in_window=int(window.contains(_column(counted, "sent_ns")).sum()),
         mean_in_flight=mean_in_flight(requests, window),
         littles_law_ratio=littles_law_ratio(requests, window),
+        icl_ms_p50=percentile(gaps_ms, 50),
+        icl_ms_p99=p99(gaps_ms),
     )

@@ -15,9 +15,12 @@ from harness.systems.environment import Interpreter
 
 @dataclass(frozen=True)
 class PreparedModel:
-    """A HuggingFace folder that every system reads, and what the manifest says of it."""
+    """A HuggingFace folder that every system reads, and what the manifest says of it.
 
-    folder: Path
+    `folder` is None for a model of which only servers that already run have files.
+    """
+
+    folder: Path | None
     info: ModelInfo
 
 
@@ -30,6 +33,11 @@ def prepare_model(name: str, interpreter: Interpreter, root: Path, *, for_engine
     given = Path(name).is_dir() and not for_engine
     folder = Path(name) if given else _prepared_by_engine(name, interpreter, root)
     return PreparedModel(folder.resolve(), describe_model(name, folder))
+
+
+def served_elsewhere(name: str) -> PreparedModel:
+    """A model that is known by nothing but the name its server gives."""
+    return PreparedModel(None, ModelInfo(name=name, weights="unknown", source="served by others", sha256={}))
 
 
 def _prepared_by_engine(name: str, interpreter: Interpreter, root: Path) -> Path:
@@ -61,4 +69,25 @@ def describe_model(name: str, folder: Path) -> ModelInfo:
         weights="random" if _is_random(folder) else "real",
         source=f"given: {folder.name}" if given else f"named model, prepared as {folder.name}",
         sha256={path.relative_to(folder).as_posix(): file_sha256(path) for path in files},
+        shape=_shape(folder),
     )
+
+
+def _shape(folder: Path) -> dict[str, int]:
+    """The shape that config.json declares, by the names of schema.ModelInfo; empty for an unknown kind."""
+    path = folder / "config.json"
+    config = json.loads(path.read_bytes()) if path.is_file() else {}
+    try:
+        heads = config["num_attention_heads"]
+        return {
+            "layers": config["num_hidden_layers"],
+            "hidden": config["hidden_size"],
+            "heads": heads,
+            "kv_heads": config.get("num_key_value_heads") or heads,
+            "head_dim": config.get("head_dim") or config["hidden_size"] // heads,
+            "intermediate": config["intermediate_size"],
+            "vocab": config["vocab_size"],
+            "tied": int(config.get("tie_word_embeddings", False)),
+        }
+    except KeyError:
+        return {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,15 @@ from typing import Any
 import pandas as pd
 
 from harness.client.player import PlayError, play
-from harness.client.record import RequestRecord
-from harness.gpu import GpuSampler
+from harness.client.received import Received
+from harness.gpu import GpuSampler, processes_on
 from harness.plan import PlannedCell
 from harness.progress import phase
 from harness.rows import raw_frames
 from harness.schema import GpuInfo
 from harness.stage import CellPlan, DevicePlan
+from harness.systems.counters import read_counters
+from harness.systems.process import RunningServer
 
 
 @dataclass(frozen=True)
@@ -37,36 +39,53 @@ class PlayedCell:
     started_at: str
     schedule_exhausted: bool
     failure: str | None
+    strangers: tuple[str, ...] = ()
+    events_stride: int = 1
+    counters_before: dict[str, float] = field(default_factory=dict)
+    counters_after: dict[str, float] = field(default_factory=dict)
 
 
 def play_cell(
-    planned: PlannedCell, cell: str, schedule: Path, url: str, model: str, plan: DevicePlan, gpu: GpuAccess
+    planned: PlannedCell, cell: str, schedule: Path, server: RunningServer, plan: DevicePlan, gpu: GpuAccess
 ) -> PlayedCell:
-    """Plays the cell. A play that cannot be carried through is a failure of the cell, not of the run."""
-    load = planned.cell
-    name = f"{planned.chosen.label} {load.name}"
+    """Plays the cell. A play that cannot be carried through is a failure of the cell, not of the run.
+
+    GPU processes that appear while it is played are strangers: all servers of the run were there before.
+    """
+    load, system = planned.cell, planned.chosen.system
+    name = f"{planned.chosen.label} {planned.schedule}"
+    known = set(processes_on(gpu.nvml, gpu.gpus))
+    counters_before = read_counters(server.url, system)
     try:
         with phase(name, total=load.play_s) as advance, _sampled(gpu) as sampler:
-            records, info = play(
+            records, received, info = play(
                 schedule,
-                url,
-                model,
+                server.url,
+                server.model,
                 workers=plan.client_workers,
-                seconds=load.play_s if load.load == "closed" else None,
+                seconds=load.play_s if load.is_closed else None,
                 timeout_s=plan.request_timeout_s,
                 on_progress=lambda _done, _total, seconds: advance(min(seconds, load.play_s)),
             )
     except PlayError as error:
         return not_played(cell, str(error))
     samples = sampler.rows(cell, info.epoch_ns) if sampler else []
-    return PlayedCell(raw_frames(cell, records, samples), _zulu(info.started_at), info.exhausted, None)
+    return PlayedCell(
+        frames=raw_frames(cell, records, received, samples),
+        started_at=_zulu(info.started_at),
+        schedule_exhausted=info.exhausted,
+        failure=None,
+        strangers=tuple(sorted(set(processes_on(gpu.nvml, gpu.gpus)) - known)),
+        events_stride=info.events_stride,
+        counters_before=counters_before,
+        counters_after=read_counters(server.url, system),
+    )
 
 
 def not_played(cell: str, failure: str) -> PlayedCell:
     """A cell without rows and why."""
     now = _zulu(datetime.now(UTC).isoformat(timespec="milliseconds"))
-    no_records: list[RequestRecord] = []
-    return PlayedCell(raw_frames(cell, no_records), now, False, " ".join(failure.split()))
+    return PlayedCell(raw_frames(cell, [], Received.empty()), now, False, " ".join(failure.split()))
 
 
 def _zulu(utc: str) -> str:

@@ -34,3 +34,8 @@ def phase(name: str, total: float | None = None) -> Iterator[Callable[[float], N
             task = progress.add_task(name, total=total)
             yield lambda done: progress.update(task, completed=done)
         say(f"{name} ... {time.monotonic() - started:.1f} s")
+
+
+def minutes(seconds: float) -> str:
+    """A length of time as people say it: 40 s, 12 min."""
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"

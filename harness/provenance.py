@@ -18,7 +18,7 @@ from harness.systems.environment import Interpreter
 
 RECORDED_PACKAGES = (
     "torch", "triton", "transformers", "tokenizers", "safetensors", "numpy", "vllm", "sglang", "sgl-kernel",
-    "flashinfer-python", "uvloop", "httptools", "pydantic",
+    "flashinfer-python", "tensorrt-llm", "fastapi", "uvicorn", "uvloop", "httptools", "pydantic",
 )  # fmt: skip
 _PACKAGE_QUERY = """
 import importlib.metadata, json, platform, sys

@@ -10,8 +10,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from harness.agreement import Agreement, by_system
-from harness.schema import CorrectnessRow, ServingRow
+from harness.agreement import Agreement, between, by_system
+from harness.schema import CorrectnessRow, KneeRow, ServingRow
 from harness.store import RunState
 
 VERDICT_STYLES = {"VALID": "green", "INVALID": "bold red"}
@@ -33,6 +33,9 @@ def _system(row: ServingRow) -> str:
 
 
 def _load(row: ServingRow) -> str:
+    """Name of the load and, where it has several, of the repetition; rows of older runs have neither."""
+    if row.load_name:
+        return f"{row.load_name} r{row.repetition}"
     return (
         f"{row.load} C={row.concurrency}" if row.concurrency is not None else f"{row.load} {row.rate_rps:g}/s"
     )
@@ -85,6 +88,15 @@ def agreement_lines(rows: Sequence[CorrectnessRow]) -> list[str]:
     return [f"{system}: {line}" for system, line in lines if line]
 
 
+def between_lines(rows: Sequence[CorrectnessRow]) -> list[str]:
+    """How far systems agree with each other, a line a pair."""
+    return [
+        f"{pair.a} and {pair.b}: {pair.identical} of {pair.prompts} prompts identical"
+        + (f", {pair.unknown} not known" if pair.unknown else "")
+        for pair in between(rows)
+    ]
+
+
 def _agreement(found: Agreement) -> str:
     parts = []
     if found.forced_share is not None:
@@ -97,13 +109,31 @@ def _agreement(found: Agreement) -> str:
     return "; ".join(parts)
 
 
+def knee_line(knee: KneeRow) -> str:
+    """A knee as an interval of rates."""
+    name = knee.system if knee.config == "default" else f"{knee.system}:{knee.config}"
+    low = "not even the lowest rate" if knee.low_rps is None else f"{knee.low_rps:g} requests/s"
+    high = "none failed" if knee.high_rps is None else f"not with {knee.high_rps:g}"
+    return f"{knee.search}, {name}: keeps up with {low}, {high} ({knee.cells} cells)"
+
+
 def print_run(
-    console: Console, path: Path, rows: Sequence[ServingRow], checked: Sequence[CorrectnessRow]
+    console: Console,
+    path: Path,
+    rows: Sequence[ServingRow],
+    checked: Sequence[CorrectnessRow],
+    knees: Sequence[KneeRow],
 ) -> None:
-    """Table, remarks, correctness, and every file of the run."""
+    """Table, remarks, knees, correctness, and every file of the run."""
     if rows:
         console.print(cell_table(rows))
-    lines = [*remarks(rows), *([correctness_line(checked)] if checked else []), *agreement_lines(checked)]
+    lines = [
+        *remarks(rows),
+        *map(knee_line, knees),
+        *([correctness_line(checked)] if checked else []),
+        *agreement_lines(checked),
+        *between_lines(checked),
+    ]
     lines += [f"  {file}" for file in sorted(path.rglob("*")) if file.is_file()]
     for line in lines:
         console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 
 import numpy as np
 import pandas as pd
 
+from harness.client.received import Received
 from harness.client.record import RequestRecord
-from harness.metrics import Slo, Window, cell_metrics, joules
+from harness.metrics import Slo, Window, cell_metrics, gpu_state, joules
+from harness.roofline import roofline_share
 from harness.schema import (
     SCHEMA_VERSION,
     CellRecord,
@@ -18,6 +20,7 @@ from harness.schema import (
     Hardware,
     Manifest,
     ModelInfo,
+    ReceivedRow,
     RequestRow,
     ServingRow,
     Source,
@@ -39,12 +42,36 @@ class RunIdentity:
     model: ModelInfo
 
     @classmethod
-    def of(cls, manifest: Manifest) -> RunIdentity:
-        return cls(manifest.run, manifest.box, manifest.hardware, manifest.source, manifest.model)
+    def of(cls, manifest: Manifest, session: int) -> RunIdentity:
+        """That of one of the run's sessions."""
+        part = manifest if session == 0 else manifest.later_sessions[session - 1]
+        return cls(manifest.run, part.box, part.hardware, part.source, manifest.model)
+
+
+@dataclass(frozen=True)
+class CellTables:
+    """The raw tables of one cell."""
+
+    requests: pd.DataFrame
+    events: pd.DataFrame
+    received: pd.DataFrame
+    gpu_samples: pd.DataFrame
+
+    @classmethod
+    def of(cls, frames: Mapping[str, pd.DataFrame]) -> CellTables:
+        """From frames keyed by file name."""
+        return cls(**{field.name: frames[f"{field.name}.csv.gz"] for field in fields(cls)})
+
+    def frames(self) -> dict[str, pd.DataFrame]:
+        """Keyed by file name."""
+        return {f"{field.name}.csv.gz": getattr(self, field.name) for field in fields(self)}
 
 
 def raw_frames(
-    cell: str, records: Sequence[RequestRecord], gpu_samples: Sequence[GpuSampleRow] = ()
+    cell: str,
+    records: Sequence[RequestRecord],
+    received: Received,
+    gpu_samples: Sequence[GpuSampleRow] = (),
 ) -> dict[str, pd.DataFrame]:
     """The raw tables of one cell, keyed by file name, in the order of the schedule."""
     ordered = sorted(records, key=lambda record: record.index)
@@ -52,6 +79,7 @@ def raw_frames(
         "requests.csv.gz": records_to_frame(RequestRow, [_request_row(cell, record) for record in ordered]),
         "events.csv.gz": _event_frame(cell, ordered),
         "gpu_samples.csv.gz": records_to_frame(GpuSampleRow, gpu_samples),
+        "received.csv.gz": _received_frame(cell, received),
     }
 
 
@@ -85,7 +113,7 @@ def _request_row(cell: str, record: RequestRecord) -> RequestRow:
 
 
 def _event_frame(cell: str, records: Sequence[RequestRecord]) -> pd.DataFrame:
-    counts = [record.events for record in records]
+    counts = [len(record.chunk_ns) for record in records]
     gaps = [np.diff(np.array([record.intended_ns, *record.chunk_ns]) // 1000) for record in records]
     tokens = [np.array(record.chunk_tokens) for record in records]
     columns = {
@@ -99,34 +127,48 @@ def _event_frame(cell: str, records: Sequence[RequestRecord]) -> pd.DataFrame:
     )
 
 
+def _received_frame(cell: str, received: Received) -> pd.DataFrame:
+    columns = {
+        "cell": [cell] * len(received.t_ms),
+        "t_ms": received.t_ms,
+        "events": received.events,
+        "reads": received.reads,
+        "tokens": received.tokens,
+    }
+    return pd.DataFrame(
+        {name: pd.Series(columns[name], dtype=dtype) for name, dtype in dtypes(ReceivedRow).items()}
+    )
+
+
 def of_cell(frame: pd.DataFrame, cell: str) -> pd.DataFrame:
     """The rows of one cell."""
     return frame[frame["cell"] == cell].reset_index(drop=True)
 
 
-def serving_row(
-    identity: RunIdentity,
-    cell: CellRecord,
-    requests: pd.DataFrame,
-    events: pd.DataFrame,
-    gpu_samples: pd.DataFrame,
-) -> ServingRow:
+def serving_row(identity: RunIdentity, cell: CellRecord, tables: CellTables) -> ServingRow:
     """The summary of a cell, from its raw rows and what was declared: nothing else goes into it."""
     window = Window(cell.window_start_ns, cell.window_end_ns)
-    metrics = cell_metrics(requests, events, window, Slo(cell.slo_ttft_ms, cell.slo_tpot_ms))
+    metrics = cell_metrics(
+        tables.requests, tables.events, tables.received, window, Slo(cell.slo_ttft_ms, cell.slo_tpot_ms)
+    )
+    gpu = gpu_state(tables.gpu_samples, window)
+    server_cached = _counted(cell, "cached_tokens")
     verdict = judge(
         metrics,
         Limits(**cell.limits),
         Surroundings(
             failure=cell.failure,
-            open_loop=cell.rate_rps is not None,
+            open_loop=cell.concurrency is None,
             schedule_exhausted=cell.schedule_exhausted,
             ceiling_events_per_s=cell.ceiling_events_per_s,
             correctness_identical=cell.correctness_identical,
             undeclared_gpu_processes=tuple(cell.undeclared_gpu_processes),
+            cached_tokens=metrics.played_cached_tokens if server_cached is None else server_cached,
+            shares_prefixes=cell.shares_prefixes,
+            throttle_reasons=gpu.throttle_reasons,
         ),
     )
-    energy_j = joules(gpu_samples, window)
+    energy_j = joules(tables.gpu_samples, window)
     gpus = identity.hardware.gpus[: cell.num_gpus]
     return ServingRow(
         schema_version=SCHEMA_VERSION,
@@ -193,4 +235,33 @@ def serving_row(
         mean_in_flight=metrics.mean_in_flight,
         littles_law_ratio=metrics.littles_law_ratio,
         startup_s=cell.startup_s,
+        session=cell.session,
+        load_label=cell.load_label,
+        load_name=cell.name,
+        memory_share=cell.memory_share,
+        residents=" ".join(cell.residents),
+        server_cached_tokens=server_cached,
+        server_preemptions=_counted(cell, "preemptions"),
+        icl_ms_p50=metrics.icl_ms_p50,
+        icl_ms_p99=metrics.icl_ms_p99,
+        events_stride=cell.events_stride,
+        power_w_mean=energy_j / window.seconds if energy_j else None,
+        sm_clock_mhz_mean=gpu.sm_clock_mhz_mean,
+        temperature_c_max=gpu.temperature_c_max,
+        roofline_share=roofline_share(
+            identity.model.shape,
+            cell.dtype,
+            gpus[0].name if gpus else None,
+            tables.requests,
+            metrics.output_tokens_per_s,
+            float(cell.concurrency or metrics.mean_in_flight),
+        ),
     )
+
+
+def _counted(cell: CellRecord, name: str) -> int | None:
+    """What a counter of the server grew by during the play; None when the server does not have it."""
+    if name not in cell.counters_after:
+        return None
+    # A counter appears in /metrics at its first count.
+    return round(cell.counters_after[name] - cell.counters_before.get(name, 0))

@@ -1,55 +1,81 @@
-"""A run, from its stage to its folder: freeze the schedules, measure every cell, store."""
+"""A run, from its stage to its folder: freeze the schedules, measure every cell, store.
+
+A run that was killed goes on where it was when it is started again under its name: finished cells are known
+by their content address, which covers everything that they depend on.
+"""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-from harness.agreement import agreement, by_system, shortfalls
+from harness.book import ScheduleBook
+from harness.check import Checker
 from harness.client.ceiling import measure_ceiling
 from harness.client.player import PlayError, play
-from harness.correctness import ask, compared, end_token_ids, force, not_answered, run_reference
+from harness.errors import BadInput
 from harness.gpu import strangers_on
+from harness.knee import grid, next_probe
 from harness.plan import (
-    WORKLOAD,
+    BETWEEN_CELLS_S,
     ChosenSystem,
     PlannedCell,
-    build_schedules,
+    build_cell,
+    build_correctness,
+    build_warmup,
     cell_id,
+    comparable_blocks,
     planned_cells,
-    write_schedule,
 )
 from harness.play import PlayedCell, not_played, play_cell, window_ns
-from harness.progress import phase, say
+from harness.progress import minutes, phase, say
 from harness.provenance import anonymous
-from harness.rows import serving_row
+from harness.rows import CellTables, RunIdentity, serving_row
 from harness.schema import (
     SCHEMA_VERSION,
     CellRecord,
     ClientCeiling,
     CorrectnessRow,
+    KneeRow,
     Manifest,
-    ReferenceCheck,
-    ScheduleInfo,
+    ServerLaunch,
     ServingRow,
+    Session,
+    Started,
 )
-from harness.servers import Servers
-from harness.store import RunWriter, check_name_is_free, list_runs
+from harness.search import declared, knees, outcomes
+from harness.servers import Fleet, Servers
+from harness.stage import CellPlan, SearchPlan
+from harness.store import (
+    RunWriter,
+    StoreError,
+    check_name_is_free,
+    list_runs,
+    load_run,
+    partial_path,
+)
 from harness.survey import RunOptions, Survey, survey, utc_now
-from harness.systems.environment import PROJECT
-from harness.systems.process import RunningServer, ServerError
+from harness.systems.base import ServerError
+from harness.systems.process import RunningServer
 from harness.tables import records_to_csv
+from harness.workload.build import describe_load, describe_workload
 from harness.workload.chat import chat_turn
+from harness.workload.declared import IdRange
+
+QUIET_WARMUP_RATIO = 0.9
+"""A warm-up round that takes more than this share of the one before says that the server is warm."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A finished run: its folder, its rows, its correctness rows, and where they agree less than declared."""
+    """A finished run: its folder, its rows, and where systems agree less with the reference than declared."""
 
     path: Path
     serving: list[ServingRow]
     correctness: list[CorrectnessRow]
+    knees: list[KneeRow]
     shortfalls: list[str]
 
     @property
@@ -60,65 +86,140 @@ class Outcome:
 def run_stage(options: RunOptions) -> Outcome:
     """Measures a stage and stores it; what goes wrong with one system becomes INVALID rows.
 
-    Raises BadInput, StoreError or CorrectnessError when it cannot be done.
+    Raises BadInput, ScheduleError, StoreError or CorrectnessError when it cannot be done.
     """
+    started = time.monotonic()
     for old in list_runs(options.results):
-        if old.state == "incomplete" and old.stage == options.stage.name:
-            say(f"incomplete run of this stage at {old.path} (killed, or still running): it does not count")
+        if old.state == "incomplete" and old.stage == options.stage.name and old.run != options.run:
+            say(f"incomplete run of this stage at {old.path}: --run {old.run} goes on with it")
     if options.run is not None:
         check_name_is_free(options.results, options.run)
     found = survey(options)
-    writer = RunWriter(options.results, found.identity.run, options.stage.name, found.created_at)
-    return _StageRun(options, found, writer).measure()
+    writer = RunWriter(options.results, found.identity.run)
+    try:
+        return _StageRun(options, found, writer, started).measure()
+    finally:
+        writer.close()
 
 
-@dataclass(frozen=True)
-class _Circumstances:
-    """What all cells of one server share."""
-
-    startup_s: float
-    correctness_identical: bool | None
-    strangers: list[str]
-
-
-@dataclass
 class _StageRun:
     """The run in progress, and what its steps add up to."""
 
-    options: RunOptions
-    survey: Survey
-    writer: RunWriter
-    schedule_sha256: dict[str, str] = field(default_factory=dict)
-    cells: list[CellRecord] = field(default_factory=list)
-    rows: list[ServingRow] = field(default_factory=list)
-    correctness: list[CorrectnessRow] = field(default_factory=list)
-    ceiling: ClientCeiling | None = None
-    reference: dict[str, Any] | None = None
+    def __init__(self, options: RunOptions, found: Survey, writer: RunWriter, started: float) -> None:
+        self.options = options
+        self.survey = found
+        self.writer = writer
+        self.started = started
+        self.plan = options.stage.on(options.device).of_systems(options.systems)
+        self.seed = options.stage.declared.seed
+        self.book = ScheduleBook(writer.folder / "schedules")
+        self.strangers: list[str] = []
+        self.startup_s: dict[str, float] = {}
+        self.cells: list[CellRecord] = []
+        self.rows: dict[str, ServingRow] = {}
+        self._begin_session()
+        self.servers = Servers(options, found, writer.folder, len(self.noted.servers), self._note_launch)
+        self.checker = self._checker()
 
-    def __post_init__(self) -> None:
-        self.plan = self.options.stage.on(self.options.device)
-        self.schedules = build_schedules(self.options.stage, self.plan, chat_turn(self.survey.model.folder))
-        self.servers = Servers(self.options, self.survey, self.writer.folder)
+    @property
+    def noted(self) -> Started:
+        assert self.writer.started is not None  # since _begin_session
+        return self.writer.started
+
+    @property
+    def session(self) -> int:
+        return len(self.noted.sessions) - 1
+
+    def _begin_session(self) -> None:
+        """Notes that this process goes on with the run. Raises BadInput when it may not."""
+        identity, options = self.survey.identity, self.options
+        begun = self.writer.started or Started(
+            run=identity.run,
+            stage=options.stage.name,
+            stage_sha256=options.stage.sha256,
+            device=options.device,
+            model=identity.model,
+            sessions=[],
+            servers=[],
+            correctness=[],
+            agrees={},
+        )
+        for name, then, now in (
+            ("stage file", begun.stage_sha256, options.stage.sha256),
+            ("device", begun.device, options.device),
+            ("model", begun.model, identity.model),
+            *(("code", _code(part), _code(self._session_record())) for part in begun.sessions[:1]),
+        ):
+            if then != now:
+                raise BadInput(
+                    f"run {begun.run} was begun with another {name}: choose another name with --run"
+                )
+        if begun.sessions:
+            say(f"going on with {self.writer.folder}: {len(self.writer.cells)} cells are finished")
+        self.writer.note(begun.model_copy(update={"sessions": [*begun.sessions, self._session_record()]}))
+
+    def _session_record(self, ceiling: ClientCeiling | None = None) -> Session:
+        identity = self.survey.identity
+        return Session(
+            created_at=self.survey.created_at,
+            command=[anonymous(argument, self.options.root) for argument in self.options.command],
+            source=identity.source,
+            box=identity.box,
+            hardware=identity.hardware,
+            environments=self.survey.environments,
+            client_ceiling=ceiling,
+        )
+
+    def _note_launch(self, launched: ServerLaunch) -> None:
+        self.writer.note(self.noted.model_copy(update={"servers": [*self.noted.servers, launched]}))
+
+    def _note_checks(self) -> None:
+        self.writer.note(
+            self.noted.model_copy(
+                update={"correctness": list(self.checker.rows), "agrees": dict(self.checker.agrees)}
+            )
+        )
+
+    def _checker(self) -> Checker | None:
+        if self.plan.correctness is None:
+            return None
+        schedule = build_correctness(self.plan.correctness, chat_turn(self.survey.model.folder))
+        self.book.freeze(schedule)
+        noted = self.noted
+        return Checker(
+            self.plan.correctness, schedule, self.survey, list(noted.correctness), dict(noted.agrees)
+        )
 
     def measure(self) -> Outcome:
         if self.survey.source.diff is not None:
             self.writer.write("dirty.diff.gz", self.survey.source.diff.encode())
-        self.schedule_sha256 = {
-            name: write_schedule(schedule, self._schedule_file(name))
-            for name, schedule in self.schedules.items()
-        }
-        self._measure_ceiling()
-        self._make_reference()
         planned = planned_cells(self.plan, self.survey.systems)
-        for chosen in self.survey.systems:
-            self._measure_system(chosen, [cell for cell in planned if cell.chosen is chosen])
-        if self.plan.correctness is not None:
-            self.writer.write("correctness.csv", records_to_csv(CorrectnessRow, self.correctness))
-        path = self.writer.finish(self._manifest(), self.rows)
-        return Outcome(path, self.rows, self.correctness, self._shortfalls())
+        for cell in planned:
+            self._freeze(cell.cell, cell.repetition)
+        self._measure_ceiling()
+        if self.checker is not None:
+            self.checker.make_reference(self.options, self.book, self.writer)
+        self.strangers = strangers_on(self.survey.gpu.nvml, self.survey.gpu.gpus)
+        self._check_in_own_format()
+        with Fleet(self.servers, self.plan, self._make_ready) as fleet:
+            kept = self._measure_cells(planned, fleet)
+            position = len(planned)
+            if kept == len(planned):
+                for search in self.plan.searches:
+                    for chosen in self.survey.systems:
+                        position = self._search(search, chosen, position, fleet)
+            self._check_the_rest(fleet)
+        return self._finish(planned_total=position if kept == len(planned) else len(planned))
 
-    def _schedule_file(self, name: str) -> Path:
-        return self.writer.folder / "schedules" / f"{name}.jsonl"
+    def _freeze(self, cell: CellPlan, repetition: int) -> None:
+        """The schedule of one repetition in its file. Raises BadInput for token ids that the model lacks."""
+        vocab = self.survey.model.info.shape.get("vocab")
+        if isinstance(cell.prompts, IdRange) and vocab is not None and cell.prompts.ids[1] > vocab:
+            raise BadInput(
+                f"{cell.name}: prompts of token ids below {cell.prompts.ids[1]}, but "
+                f"{self.survey.model.info.name} has a vocabulary of {vocab}"
+            )
+        self.book.freeze(build_cell(cell, repetition, self.seed))
 
     def _measure_ceiling(self) -> None:
         if self.plan.ceiling is None:
@@ -129,106 +230,131 @@ class _StageRun:
                 window_s=self.plan.ceiling.seconds,
                 concurrency=self.plan.ceiling.concurrency,
             )
-        self.ceiling = ClientCeiling(**asdict(ceiling))
+        now = self._session_record(ClientCeiling(**asdict(ceiling)))
+        self.writer.note(self.noted.model_copy(update={"sessions": [*self.noted.sessions[:-1], now]}))
 
-    def _make_reference(self) -> None:
-        if self.plan.correctness is None:
+    def _check_in_own_format(self) -> None:
+        """Systems whose check has another number format than the cells, each on a server of its own."""
+        if self.checker is None or self.plan.correctness.dtype == self.plan.dtype:
             return
-        with phase("reference: transformers, fp32"):
-            self.reference = run_reference(
-                self.options.environments[PROJECT],
-                self.survey.model.folder,
-                self._schedule_file("correctness"),
-                self.writer.logs,
-                self.options.device,
-                self.options.root,
-            )
+        for chosen in self.survey.systems:
+            if self.checker.is_due(chosen):
+                self.checker.check_separately(chosen, self.servers)
+                self._note_checks()
 
-    def _measure_system(self, chosen: ChosenSystem, planned: list[PlannedCell]) -> None:
-        """All cells of a system on one server; the check before, on its own server where formats differ."""
-        checked = self.plan.correctness is not None and chosen.system.name in self.plan.correctness.systems
-        check_here = checked and self.plan.dtype == self.plan.correctness.dtype
-        identical = self._check_separately(chosen) if checked and not check_here else None
-        if not planned and not check_here:
-            return
-        strangers = strangers_on(self.survey.gpu.nvml, self.survey.gpu.gpus)
-        around = _Circumstances(0.0, identical, strangers)
-        waiting = list(planned)
-        try:
-            purpose = "timed cells" if planned else "correctness"
-            with self.servers.up(chosen, self.plan.dtype, purpose) as server:
-                identical = self._check(chosen, server) if check_here else identical
-                around = _Circumstances(server.startup_s, identical, strangers)
-                if planned:
-                    self._warm_up(chosen, server)
-                while waiting:
-                    self._measure_cell(waiting[0], server, around)
-                    waiting.pop(0)
-        except (ServerError, PlayError) as error:
-            say(f"{chosen.label}: {error}")
-            reason = str(error).splitlines()[0]
-            if check_here and identical is None:
-                self._note_no_answers(chosen, reason)
-            for cell in waiting:
-                self._store(cell, not_played(self._cell_id(cell), reason), around)
+    def _check_the_rest(self, fleet: Fleet) -> None:
+        """Systems that are still to be checked: there was no cell to start a server for."""
+        for chosen in self.survey.systems if self.checker is not None else ():
+            if self.checker.is_due(chosen):
+                try:
+                    fleet.turn_to(chosen)
+                except ServerError as error:
+                    say(f"{chosen.label}: {error}")
+                    self.checker.note_no_answers(chosen, str(error).splitlines()[0])
+                    self._note_checks()
+
+    def _make_ready(self, chosen: ChosenSystem, server: RunningServer) -> None:
+        """A server that has just come up: its greedy output first, then warm-up."""
+        self.startup_s[chosen.label] = server.startup_s
+        if self.checker is not None and self.checker.is_due(chosen):
+            self.checker.check(chosen, server)
+            self._note_checks()
+        if self.plan.warmup is not None:
+            self._warm_up(chosen, server)
 
     def _warm_up(self, chosen: ChosenSystem, server: RunningServer) -> None:
-        with phase(f"{chosen.label}: warm-up"):
-            play(
-                self._schedule_file("warmup"),
-                server.url,
-                self.survey.model.info.name,
-                workers=self.plan.client_workers,
-                timeout_s=self.plan.request_timeout_s,
-            )
+        before_s = float("inf")
+        for number in range(self.plan.warmup.max_rounds):
+            schedule = build_warmup(self.plan.warmup, number, self.seed)
+            self.book.freeze(schedule)
+            with phase(f"{chosen.label}: warm-up {number + 1}"):
+                try:
+                    _, _, info = play(
+                        self.book.path(schedule.name),
+                        server.url,
+                        server.model,
+                        workers=self.plan.client_workers,
+                        timeout_s=self.plan.request_timeout_s,
+                    )
+                except PlayError as error:
+                    raise ServerError(str(error)) from error
+            if info.played_s > QUIET_WARMUP_RATIO * before_s:
+                return
+            before_s = info.played_s
 
-    def _check_separately(self, chosen: ChosenSystem) -> bool:
-        try:
-            with self.servers.up(chosen, self.plan.correctness.dtype, "correctness") as server:
-                return self._check(chosen, server)
-        except ServerError as error:
-            say(f"{chosen.label}: {error}")
-            self._note_no_answers(chosen, str(error).splitlines()[0])
-            return False
+    def _measure_cells(self, planned: Sequence[PlannedCell], fleet: Fleet) -> int:
+        """Measures what is not finished; how many cells of the plan are, which is fewer when time is over."""
+        elsewhere = {cell for run in self.options.after for cell in _measured(self.options.results, run)}
+        missing = [cell for cell in planned if self._cell_id(cell) not in {*self.writer.cells, *elsewhere}]
+        fleet.start([chosen for chosen in self.survey.systems if any(m.chosen is chosen for m in missing)])
+        to_play_s = sum(cell.cell.play_s + BETWEEN_CELLS_S for cell in missing)
+        done = 0
+        for block in comparable_blocks(planned):
+            block_s = sum(cell.cell.play_s + BETWEEN_CELLS_S for cell in block if cell in missing)
+            if block_s and self._over_budget(block_s):
+                say(f"time is over: {len(planned) - done} cells of the plan are not measured")
+                return done
+            for cell in block:
+                if self._cell_id(cell) in elsewhere:
+                    continue
+                if cell in missing:
+                    say(f"cell {cell.position + 1} of {len(planned)}, about {minutes(to_play_s)} to go")
+                    to_play_s -= cell.cell.play_s + BETWEEN_CELLS_S
+                self._measure_cell(cell, fleet)
+            done += len(block)
+        return done
 
-    def _note_no_answers(self, chosen: ChosenSystem, reason: str) -> None:
-        answers = not_answered(self.reference, reason)
-        self.correctness += compared(chosen.system.name, self.reference, answers, set())
+    def _over_budget(self, next_s: float) -> bool:
+        budget_s = self.options.budget_s
+        return budget_s is not None and time.monotonic() - self.started + next_s > budget_s
 
-    def _check(self, chosen: ChosenSystem, server: RunningServer) -> bool:
-        schedule, model = self.schedules["correctness"], self.survey.model
-        with phase(f"{chosen.label}: correctness", total=len(schedule.requests)) as advance:
-            answers = ask(server.url, model.info.name, schedule, advance)
-        forced = None
-        if self.plan.correctness.min_forced_agreement is not None:
-            with phase(f"{chosen.label}: teacher forcing", total=len(schedule.requests)) as advance:
-                forced = force(server.url, model.info.name, schedule, self.reference, advance)
-        rows = compared(chosen.system.name, self.reference, answers, end_token_ids(model.folder), forced)
-        self.correctness += rows
-        return not self._less_than_declared(rows)
+    def _search(self, search: SearchPlan, chosen: ChosenSystem, position: int, fleet: Fleet) -> int:
+        """Tries rates until the knee is known, a cell says nothing, or time is over; the next position."""
+        rates = grid(search.low_rps, search.high_rps, search.ratio)
+        tried: list[ServingRow] = []
+        while (rate := next_probe(rates, outcomes(declared(search), tried), search.repetitions)) is not None:
+            cell = search.cell_at(rate)
+            if self._over_budget(cell.play_s + BETWEEN_CELLS_S):
+                say(f"time is over: search {search.name} of {chosen.label} is not finished")
+                return position
+            repetition = sum(row.load_name == cell.name for row in tried)
+            self._freeze(cell, repetition)
+            before = outcomes(declared(search), tried)
+            tried.append(self._measure_cell(PlannedCell(position, chosen, cell, repetition), fleet))
+            position += 1
+            if outcomes(declared(search), tried) == before:
+                say(f"search {search.name} of {chosen.label} ends: {tried[-1].reasons}")
+                return position
+        return position
 
-    def _less_than_declared(self, rows: list[CorrectnessRow]) -> list[str]:
-        declared = self.plan.correctness
-        return shortfalls(agreement(rows), declared.min_identical, declared.min_forced_agreement)
+    def _measure_cell(self, planned: PlannedCell, fleet: Fleet) -> ServingRow:
+        """The summary row of a cell, which is measured unless an earlier process of the run has done so."""
+        cell = self._cell_id(planned)
+        if cell not in self.writer.cells:
+            try:
+                server = fleet.turn_to(planned.chosen)
+                played = play_cell(
+                    planned,
+                    cell,
+                    self.book.path(planned.schedule),
+                    server,
+                    self.plan,
+                    self.survey.gpu,
+                )
+                fleet.check(planned.chosen)
+            except ServerError as error:
+                say(f"{planned.chosen.label}: {error}")
+                played = not_played(cell, str(error).splitlines()[0])
+            self.writer.add_cell(self._record(planned, cell, played, fleet.residents), played.frames)
+        record = self.writer.cells[cell]
+        row = serving_row(self._identity(record), record, CellTables.of(self.writer.frames(cell)))
+        self.cells.append(record)
+        self.rows[cell] = row
+        return row
 
-    def _shortfalls(self) -> list[str]:
-        return [
-            f"{system}: {line}"
-            for system in by_system(self.correctness)
-            for line in self._less_than_declared([row for row in self.correctness if row.system == system])
-        ]
-
-    def _measure_cell(self, planned: PlannedCell, server: RunningServer, around: _Circumstances) -> None:
-        played = play_cell(
-            planned,
-            self._cell_id(planned),
-            self._schedule_file(planned.cell.name),
-            server.url,
-            self.survey.model.info.name,
-            self.plan,
-            self.survey.gpu,
-        )
-        self._store(planned, played, around)
+    def _identity(self, record: CellRecord) -> RunIdentity:
+        part = self.noted.sessions[record.session]
+        return RunIdentity(self.writer.run, part.box, part.hardware, part.source, self.noted.model)
 
     def _cell_id(self, planned: PlannedCell) -> str:
         chosen, source = planned.chosen, self.survey.source.source
@@ -239,22 +365,32 @@ class _StageRun:
                 "diff_sha256": source.diff_sha256 if chosen.system.runs_in_checkout else None,
                 "config": chosen.config_name,
                 "flags": chosen.configuration.flags,
+                "variables": chosen.configuration.variables,
+                "entry": chosen.configuration.entry,
+                "memory_share": self._memory_share(chosen),
                 "model": self.survey.model.info.sha256,
                 "device": self.options.device,
                 "dtype": self.plan.dtype,
                 "max_model_len": self.options.stage.declared.max_model_len,
-                "schedule": self.schedule_sha256[planned.cell.name],
+                "schedule": self.book[planned.schedule].sha256,
                 "window": window_ns(planned.cell),
                 "repetition": planned.repetition,
             }
         )
 
-    def _store(self, planned: PlannedCell, played: PlayedCell, around: _Circumstances) -> None:
-        """The cell's raw rows and record on disk, and its summary row in memory."""
+    def _memory_share(self, chosen: ChosenSystem) -> float | None:
+        return self.plan.memory_share(chosen.label)
+
+    def _record(
+        self, planned: PlannedCell, cell: str, played: PlayedCell, residents: list[str]
+    ) -> CellRecord:
         chosen, load = planned.chosen, planned.cell
+        frozen = self.book[planned.schedule]
         start_ns, end_ns = window_ns(load)
-        record = CellRecord(
-            cell=self._cell_id(planned),
+        ceiling = self.noted.sessions[-1].client_ceiling
+        agrees = self.checker.agrees.get(chosen.label) if self.checker is not None else None
+        return CellRecord(
+            cell=cell,
             name=load.name,
             system=chosen.system.name,
             system_version=self.servers.version(chosen),
@@ -263,74 +399,89 @@ class _StageRun:
             dtype=self.plan.dtype,
             device=self.options.device,
             num_gpus=len(self.survey.gpu.gpus),
-            workload=WORKLOAD,
-            load=load.load,
-            concurrency=load.concurrency,
-            rate_rps=load.rate_rps,
-            schedule_sha256=self.schedule_sha256[load.name],
+            workload=describe_workload(load.prompts, load.output, frozen.left_out),
+            load=load.load.shape,
+            concurrency=load.load.concurrency if load.is_closed else None,
+            rate_rps=frozen.rate_rps,
+            schedule_sha256=frozen.sha256,
             schedule_exhausted=played.schedule_exhausted,
             failure=played.failure,
             repetition=planned.repetition,
             position=planned.position,
             started_at=played.started_at,
-            startup_s=around.startup_s,
+            startup_s=self.startup_s.get(chosen.label, 0.0),
             window_start_ns=start_ns,
             window_end_ns=end_ns,
             slo_ttft_ms=self.plan.slo.ttft_ms,
             slo_tpot_ms=self.plan.slo.tpot_ms,
-            ceiling_events_per_s=self.ceiling.events_per_s if self.ceiling else None,
-            correctness_identical=around.correctness_identical,
-            undeclared_gpu_processes=around.strangers,
+            ceiling_events_per_s=ceiling.events_per_s if ceiling else None,
+            correctness_identical=agrees,
+            undeclared_gpu_processes=[*self.strangers, *played.strangers],
             limits=self.plan.limits.model_dump(),
+            session=self.session,
+            load_label=describe_load(load.load),
+            memory_share=self._memory_share(chosen),
+            residents=residents,
+            counters_before=played.counters_before,
+            counters_after=played.counters_after,
+            events_stride=played.events_stride,
+            shares_prefixes=load.shares_prefixes,
         )
-        self.writer.add_cell(record, played.frames)
-        self.cells.append(record)
-        self.rows.append(serving_row(self.survey.identity, record, *played.frames.values()))
 
-    def _manifest(self) -> Manifest:
-        identity = self.survey.identity
+    def _finish(self, planned_total: int) -> Outcome:
+        rows = list(self.rows.values())
+        searches = [declared(search) for search in self.plan.searches]
+        correctness = list(self.checker.rows) if self.checker is not None else []
+        if self.checker is not None:
+            self.writer.write("correctness.csv", records_to_csv(CorrectnessRow, correctness))
+        if searches:
+            self.writer.write("knee.csv", records_to_csv(KneeRow, knees(searches, rows)))
+        path = self.writer.finish(self._manifest(planned_total), rows)
+        return Outcome(
+            path,
+            rows,
+            correctness,
+            knees(searches, rows),
+            self.checker.shortfalls() if self.checker is not None else [],
+        )
+
+    def _manifest(self, planned_total: int) -> Manifest:
+        noted = self.noted
+        first, *later = noted.sessions
         return Manifest(
             schema_version=SCHEMA_VERSION,
-            run=identity.run,
-            stage=self.options.stage.name,
-            stage_sha256=self.options.stage.sha256,
-            created_at=self.survey.created_at,
+            run=noted.run,
+            stage=noted.stage,
+            stage_sha256=noted.stage_sha256,
+            created_at=first.created_at,
             finished_at=utc_now(),
-            command=[anonymous(argument, self.options.root) for argument in self.options.command],
-            source=identity.source,
-            box=identity.box,
-            hardware=identity.hardware,
-            environments=self.survey.environments,
-            servers=self.servers.launches,
-            model=identity.model,
-            schedules=[
-                ScheduleInfo(file=f"schedules/{name}.jsonl", sha256=sha256)
-                for name, sha256 in self.schedule_sha256.items()
-            ],
-            client_ceiling=self.ceiling,
-            reference_check=self._reference_check(),
+            command=first.command,
+            source=first.source,
+            box=first.box,
+            hardware=first.hardware,
+            environments=first.environments,
+            servers=noted.servers,
+            model=noted.model,
+            schedules=self.book.listed(),
+            client_ceiling=first.client_ceiling,
+            reference_check=self.checker.summary() if self.checker is not None else None,
             cells=self.cells,
             files=[],
             logs=[],
             complete=False,
+            later_sessions=later,
+            searches=[declared(search) for search in self.plan.searches],
+            planned_cells=planned_total,
         )
 
-    def _reference_check(self) -> ReferenceCheck | None:
-        if self.reference is None:
-            return None
-        found = agreement(self.correctness)
-        return ReferenceCheck(
-            prompts=found.prompts,
-            identical=found.identical,
-            max_tokens=self.plan.correctness.max_tokens,
-            device=self.reference["device"],
-            dtype=self.reference["dtype"],
-            attention=self.reference["attention"],
-            packages=self.reference["packages"],
-            wall_s=self.reference["wall_s"],
-            system_dtype=self.plan.correctness.dtype,
-            min_identical=self.plan.correctness.min_identical,
-            min_forced_agreement=self.plan.correctness.min_forced_agreement,
-            identical_share=found.identical_share,
-            forced_agreement=found.forced_share,
-        )
+
+def _code(part: Session) -> tuple[str, bool, str | None, str]:
+    source = part.source
+    return source.git_commit, source.dirty, source.diff_sha256, source.lock_sha256
+
+
+def _measured(results: Path, run: str) -> list[str]:
+    """Cells of a complete run. Raises StoreError when there is none, StoreError for an incomplete one."""
+    if partial_path(results, run).is_dir():
+        raise StoreError(f"run {run} is incomplete: finish it first, with --run {run}")
+    return [cell.cell for cell in load_run(results / run).manifest.cells if cell.failure is None]

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
 
 SCHEMA_VERSION = 1
+RECEIVED_BIN_MS = 10
 
 RequestStatus = Literal["ok", "http_error", "stream_error", "timeout", "reset", "truncated", "mismatch"]
 
@@ -50,7 +51,7 @@ class ServingRow(Record):
         "tokens accepted in a verification step; empty without speculation", "tokens"
     )
     workload: str = described("what the prompts and lengths are")
-    load: str = described("load shape: closed, or poisson")
+    load: str = described("load shape: closed, poisson, gamma, constant, bursts, steps, or trace")
     concurrency: int | None = described("requests kept in flight; closed loop only", "requests")
     rate_rps: float | None = described("offered rate; open loop only", "requests/s")
     schedule_sha256: str = described("SHA-256 of the schedule file that was played")
@@ -106,6 +107,46 @@ class ServingRow(Record):
         "mean_in_flight / (arrival rate x mean time in system): 1 in a steady state, edges apart"
     )
     startup_s: float = described("start of the server process to its first healthy answer", "s")
+    session: int = described("part of the run: one resumed on another machine has several", default=0)
+    load_label: str = described("the load in words", default="")
+    load_name: str = described(
+        "name of the load in the stage file; each of its repetitions has a schedule of its own, with other "
+        "prompts under the same law, so that no prefix cache is warm",
+        default="",
+    )
+    memory_share: float | None = described(
+        "share of the GPU's memory that the server was given; empty: its own default", default=None
+    )
+    residents: str = described(
+        "servers that stayed in memory, frozen, while this one was measured, separated by spaces", default=""
+    )
+    server_cached_tokens: int | None = described(
+        "prompt tokens answered from the prefix cache during the play, by the server's own counters",
+        "tokens",
+        default=None,
+    )
+    server_preemptions: int | None = described(
+        "requests preempted during the play, by the server's own counters", default=None
+    )
+    icl_ms_p50: float | None = described(
+        "median gap between events of a request, over the requests whose events are kept", "ms", default=None
+    )
+    icl_ms_p99: float | None = described("its 99th percentile", "ms", default=None)
+    events_stride: int = described(
+        "events.csv.gz holds the events of each request whose number is a multiple of this", default=1
+    )
+    power_w_mean: float | None = described(
+        "joules of all GPUs over the window / window_s; empty without an energy counter", "W", default=None
+    )
+    sm_clock_mhz_mean: float | None = described(
+        "mean clock of the multiprocessors over the window", "MHz", default=None
+    )
+    temperature_c_max: float | None = described("highest GPU temperature in the window", "degC", default=None)
+    roofline_share: float | None = described(
+        "output_tokens_per_s / what the GPU's memory bandwidth and matmul rate allow for this load; "
+        "empty where either is not known",
+        default=None,
+    )
 
 
 class RequestRow(Record):
@@ -132,7 +173,7 @@ class RequestRow(Record):
     bytes_after_done: int = described("bytes of the answer after [DONE]", "bytes")
     connection_reused: bool = described("sent on a connection that had carried a request before")
     token_count_method: str | None = described("how tokens per event are known, as in serving.csv")
-    output_sha256: str = described("SHA-256 of the received text")
+    output_sha256: str = described("first 16 hex digits of the SHA-256 of the received text")
     error: str | None = described("what went wrong")
 
 
@@ -147,6 +188,37 @@ class EventRow(Record):
         "us",
     )
     tokens: int = described("generated tokens it carried", "tokens")
+
+
+class ReceivedRow(Record):
+    """What arrived in one span of RECEIVED_BIN_MS of received.csv.gz; spans without an event have no row.
+
+    Kept for every request, also where events.csv.gz keeps those of some only.
+    """
+
+    cell: str = described("cell of serving.csv")
+    t_ms: int = described("start of the span, from the start of play", "ms")
+    events: int = described("stream events that carried tokens")
+    reads: int = described("socket reads that brought them: events of a request with one stamp came together")
+    tokens: int = described("generated tokens", "tokens")
+
+
+class KneeRow(Record):
+    """The highest rate a system keeps up with, as an interval: one line of knee.csv."""
+
+    system: str = described("system")
+    config: str = described("named configuration")
+    search: str = described("name of the search in the stage file")
+    target_attainment: float = described("least attainment that counts as keeping up")
+    slo_ttft_ms: float | None = described("limit of TTFT", "ms")
+    slo_tpot_ms: float | None = described("limit of TPOT", "ms")
+    low_rps: float | None = described(
+        "highest rate of the grid at which every repetition kept up; empty: not even the lowest", "requests/s"
+    )
+    high_rps: float | None = described(
+        "lowest rate of the grid at which one did not; empty: the highest did", "requests/s"
+    )
+    cells: int = described("cells that were played for it")
 
 
 class CorrectnessRow(Record):
@@ -260,13 +332,17 @@ class ModelInfo(Record):
     weights: str = described("real, random, or unknown")
     source: str = described("where the weights come from")
     sha256: dict[str, str] = described("SHA-256 of each file of the model folder")
+    shape: dict[str, int] = described(
+        "layers, hidden, heads, kv_heads, head_dim, intermediate, vocab, tied (0 or 1); empty when not known",
+        default={},
+    )
 
 
 class ScheduleInfo(Record):
     """A schedule file of the run."""
 
     file: str = described("path within the run")
-    sha256: str = described("SHA-256 of its bytes")
+    sha256: str = described("SHA-256 of its bytes, uncompressed")
 
 
 class ClientCeiling(Record):
@@ -334,6 +410,53 @@ class CellRecord(Record):
     )
     undeclared_gpu_processes: list[str] = described("processes on the GPU that are not part of the run")
     limits: dict[str, float] = described("limits of the verdict")
+    session: int = described("part of the run that measured it", default=0)
+    load_label: str = described("the load in words", default="")
+    memory_share: float | None = described(
+        "share of the GPU's memory that the server was given", default=None
+    )
+    residents: list[str] = described("servers in memory, frozen meanwhile", default=[])
+    counters_before: dict[str, float] = described("the server's own counters before the play", default={})
+    counters_after: dict[str, float] = described("and after it", default={})
+    events_stride: int = described("every how-manieth request has its events kept", default=1)
+    shares_prefixes: bool = described("prompts of the workload have common prefixes", default=False)
+
+
+class Session(Record):
+    """A part of a run that one process measured: a run that was killed or cut has one for each resumption."""
+
+    created_at: str = described("start, UTC, ISO 8601")
+    command: list[str] = described("arguments of the harness")
+    source: Source = described("the code that measured")
+    box: str = described("name of the machine")
+    hardware: Hardware = described("the machine")
+    environments: dict[str, Environment] = described("interpreters by name")
+    client_ceiling: ClientCeiling | None = described("ceiling of the load generator")
+
+
+class KneeSearch(Record):
+    """A search for the highest rate that a system keeps up with, as the stage declares it."""
+
+    name: str = described("name in the stage file; its cells are called NAME-RATErps")
+    low_rps: float = described("lowest rate of the grid", "requests/s")
+    high_rps: float = described("highest rate of the grid at most", "requests/s")
+    ratio: float = described("ratio of neighbouring rates of the grid")
+    repetitions: int = described("times each rate is tried")
+    target_attainment: float = described("least attainment that counts as keeping up")
+
+
+class Started(Record):
+    """What a run in progress keeps besides its cells, so that another process can go on with it."""
+
+    run: str = described("name of the run")
+    stage: str = described("stage")
+    stage_sha256: str = described("SHA-256 of the stage file")
+    device: str = described("cpu or cuda")
+    model: ModelInfo = described("the weights")
+    sessions: list[Session] = described("the parts so far")
+    servers: list[ServerLaunch] = described("servers started so far")
+    correctness: list[CorrectnessRow] = described("answers compared so far")
+    agrees: dict[str, bool] = described("for each system checked, whether it agrees as declared")
 
 
 class StoredFile(Record):
@@ -367,6 +490,13 @@ class Manifest(Record):
     files: list[StoredFile] = described("each file of the run with its checksum")
     logs: list[StoredFile] = described("logs; they may be absent in a clone, a changed one is damage")
     complete: bool = described("true only when everything above was written")
+    later_sessions: list[Session] = described(
+        "the parts after the first, which the fields above describe", default=[]
+    )
+    searches: list[KneeSearch] = described("searches behind knee.csv", default=[])
+    planned_cells: int | None = described(
+        "cells of the whole plan; more than there are: it was cut", default=None
+    )
 
 
 TABLES: dict[str, type[Record]] = {
@@ -375,6 +505,8 @@ TABLES: dict[str, type[Record]] = {
     "events.csv.gz": EventRow,
     "correctness.csv": CorrectnessRow,
     "gpu_samples.csv.gz": GpuSampleRow,
+    "received.csv.gz": ReceivedRow,
+    "knee.csv": KneeRow,
 }
 MANIFEST_PARTS: tuple[type[Record], ...] = (
     Manifest,
@@ -388,6 +520,8 @@ MANIFEST_PARTS: tuple[type[Record], ...] = (
     ClientCeiling,
     ReferenceCheck,
     CellRecord,
+    KneeSearch,
+    Session,
     StoredFile,
 )
 

@@ -10,12 +10,15 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from harness.errors import BadInput
+from harness.schema import RECEIVED_BIN_MS
 from harness.store import sha256_of
 from harness.verdict import Limits
+from harness.workload.declared import ClosedLoad, EnglishPrompts, Lengths, Load, PoissonLoad, Prompts
 
 STAGES = Path(__file__).with_name("stages")
 
-TokenRange = tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]]
+Seconds = Annotated[float, Field(ge=0, multiple_of=RECEIVED_BIN_MS / 1000)]
+"""Edges of windows lie on the grid in which received events are counted."""
 
 
 class Declared(BaseModel):
@@ -30,44 +33,84 @@ class SloLimits(Declared):
 
 
 class CellPlan(Declared):
-    """One load that every system of the stage plays, from one schedule file."""
+    """One load that every system of the stage plays. Each repetition has a schedule file of its own."""
 
-    name: str
-    load: Literal["closed", "poisson"]
-    concurrency: int | None = Field(None, ge=1)
-    requests: int | None = Field(None, ge=1)
-    rate_rps: float | None = Field(None, gt=0)
-    max_tokens: TokenRange
-    ramp_s: float = Field(ge=0)
-    window_s: float = Field(gt=0)
-
-    @model_validator(mode="after")
-    def _belongs_to_load(self) -> CellPlan:
-        closed = self.load == "closed"
-        for name, wanted in (("concurrency", closed), ("requests", closed), ("rate_rps", not closed)):
-            if (getattr(self, name) is not None) != wanted:
-                raise ValueError(f"load {self.load!r} {'needs' if wanted else 'takes no'} {name}")
-        return self
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")
+    load: Load
+    prompts: Prompts = EnglishPrompts()
+    output: Lengths
+    ramp_s: Seconds
+    window_s: Annotated[Seconds, Field(gt=0)]
 
     @property
     def play_s(self) -> float:
         """Time in which requests are sent."""
         return self.ramp_s + self.window_s
 
+    @property
+    def is_closed(self) -> bool:
+        return isinstance(self.load, ClosedLoad)
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Prompts begin as others do, on purpose."""
+        return self.prompts.kind in ("prefix_groups", "conversations", "trace")
+
+
+class SearchPlan(Declared):
+    """Search for the highest Poisson rate that a system keeps up with, by bisection over a geometric grid.
+
+    A system keeps up with a rate when `target_attainment` of the requests are good in each repetition.
+    """
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")
+    low_rps: float = Field(gt=0)
+    high_rps: float = Field(gt=0)
+    ratio: float = Field(1.1, gt=1)
+    repetitions: int = Field(2, ge=1)
+    target_attainment: float = Field(0.99, gt=0, le=1)
+    prompts: Prompts = EnglishPrompts()
+    output: Lengths
+    ramp_s: Seconds
+    window_s: Annotated[Seconds, Field(gt=0)]
+
+    @model_validator(mode="after")
+    def _is_a_range(self) -> SearchPlan:
+        if self.high_rps <= self.low_rps:
+            raise ValueError(f"high_rps {self.high_rps:g} must be above low_rps {self.low_rps:g}")
+        return self
+
+    def cell_at(self, rate_rps: float) -> CellPlan:
+        """The cell that tries a rate."""
+        return CellPlan(
+            name=f"{self.name}-{rate_rps:g}rps",
+            load=PoissonLoad(shape="poisson", rate_rps=rate_rps),
+            prompts=self.prompts,
+            output=self.output,
+            ramp_s=self.ramp_s,
+            window_s=self.window_s,
+        )
+
 
 class WarmupPlan(Declared):
-    """Requests played before the first cell of a server, with prompts that no cell has."""
+    """Requests played on each server before its first cell, with prompts that no cell has.
+
+    Rounds are played until one is not faster than the one before by more than a tenth: compilation and caches
+    of kernels are then quiet. At most `max_rounds`.
+    """
 
     requests: int = Field(ge=1)
     concurrency: int = Field(ge=1)
-    max_tokens: TokenRange
+    prompts: Prompts = EnglishPrompts()
+    output: Lengths
+    max_rounds: int = Field(3, ge=1)
 
 
 class CorrectnessPlan(Declared):
     """Comparison of greedy output with transformers in fp32, and the least agreement that is expected.
 
     `dtype` is the number format of the systems. Their teacher-forced agreement is measured where a limit for
-    it is declared.
+    it is declared. The limits hold for each system: one that agrees less has INVALID cells.
     """
 
     prompts: int = Field(ge=1)
@@ -88,33 +131,71 @@ class CeilingPlan(Declared):
 class DevicePlan(Declared):
     """What a stage does on one kind of device. `systems` are NAME or NAME:CONFIGURATION, in their order.
 
-    Cells need client_workers, limits and warmup; a stage without cells has correctness alone.
+    Cells and searches need client_workers, limits and warmup; a stage without them has correctness alone.
+    With `residents` all systems stay up for the whole run, those not measured frozen: the numbers are the
+    shares of the GPU's memory, by NAME:CONFIGURATION or NAME. Without it one server runs at a time.
     """
 
     systems: tuple[str, ...] = Field(min_length=1)
     dtype: Literal["float32", "bfloat16"]
     client_workers: int | None = Field(None, ge=1)
     request_timeout_s: float = Field(60, gt=0)
+    repetitions: int = Field(1, ge=1)
+    residents: dict[str, Annotated[float, Field(gt=0, lt=1)]] | None = None
     limits: Limits | None = None
     slo: SloLimits = SloLimits()
     warmup: WarmupPlan | None = None
     correctness: CorrectnessPlan | None = None
     ceiling: CeilingPlan | None = None
     cells: tuple[CellPlan, ...] = ()
+    searches: tuple[SearchPlan, ...] = ()
 
     @model_validator(mode="after")
-    def _measures_something(self) -> DevicePlan:
-        if not self.cells and self.correctness is None:
-            raise ValueError("neither cells nor correctness: nothing to measure")
-        if self.cells or self.ceiling:
+    def _is_coherent(self) -> DevicePlan:
+        measures = bool(self.cells or self.searches)
+        if not measures and self.correctness is None:
+            raise ValueError("neither cells, searches nor correctness: nothing to measure")
+        if measures or self.ceiling:
             missing = [name for name in ("client_workers", "limits", "warmup") if getattr(self, name) is None]
             if missing:
-                raise ValueError(f"cells need {', '.join(missing)}")
+                raise ValueError(f"cells and searches need {', '.join(missing)}")
+        names = [part.name for part in (*self.cells, *self.searches)]
+        if doubled := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"two cells or searches are called {', '.join(doubled)}")
+        if self.residents is not None:
+            if absent := [label for label in self.systems if self.memory_share(label) is None]:
+                raise ValueError(f"residents has no memory share for {', '.join(absent)}")
+            if (total := sum(self.memory_share(label) for label in self.systems)) > 1:
+                raise ValueError(f"memory shares of residents add up to {total:g}, more than 1")
         return self
+
+    def memory_share(self, label: str) -> float | None:
+        """Share of the GPU's memory of a resident NAME:CONFIGURATION: declared for it, or for its NAME."""
+        if self.residents is None:
+            return None
+        return self.residents.get(label, self.residents.get(label.partition(":")[0]))
+
+    def of_systems(self, systems: tuple[str, ...]) -> DevicePlan:
+        """The same with other systems. They are resident where memory shares are declared for all of them."""
+        if not systems:
+            return self
+        shares = [self.memory_share(label) for label in systems]
+        fits = None not in shares and sum(shares) <= 1
+        checks = self.correctness is not None and set(systems) & set(self.correctness.systems)
+        return self.model_copy(
+            update={
+                "systems": systems,
+                "residents": self.residents if fits else None,
+                "correctness": self.correctness if checks else None,
+            }
+        )
 
 
 class StageFile(Declared):
+    """`apart`: not one of those that `run_stage.sh all` measures."""
+
     description: str
+    apart: bool = False
     model: str
     max_model_len: int = Field(ge=2)
     seed: int
@@ -140,6 +221,16 @@ class Stage:
 
 def stage_names() -> list[str]:
     return sorted(path.stem for path in STAGES.glob("*.toml"))
+
+
+def stages_of_all(device: str) -> list[str]:
+    """Names of the stages that are measured together, and have a part for the device."""
+    stages = [load_stage(name) for name in stage_names()]
+    return [
+        stage.name
+        for stage in stages
+        if not stage.declared.apart and getattr(stage.declared, device) is not None
+    ]
 
 
 def load_stage(name: str) -> Stage:

@@ -1,22 +1,24 @@
 """Runs on disk.
 
 A run is written into results/v1/.<run>.partial/: schedules, then a folder for each finished cell (its
-cell.json last), then the joined tables, then manifest.json with "complete": true, and only then the folder
-gets its final name results/v1/<run>. Each file is written under a temporary name, flushed to the disk, and
-renamed. So whatever kills a run, at any point, leaves a .partial folder and never something that looks like a
-result.
+cell.json last) and what else was found so far (started.json), then the joined tables, then manifest.json with
+"complete": true, and only then the folder gets its final name results/v1/<run>. Each file is written under a
+temporary name, flushed to the disk, and renamed. So whatever kills a run, at any point, leaves a .partial
+folder and never something that looks like a result. The next process that runs under the same name goes on
+with it.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
 import re
 import shutil
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -33,9 +35,11 @@ from harness.schema import (
     EventRow,
     GpuSampleRow,
     Manifest,
+    ReceivedRow,
     Record,
     RequestRow,
     ServingRow,
+    Started,
     StoredFile,
 )
 from harness.tables import R, compress, decompress, frame_to_csv, read_frame, read_records, records_to_csv
@@ -48,6 +52,7 @@ RAW_TABLES: tuple[tuple[str, type[Record]], ...] = (
     ("requests.csv.gz", RequestRow),
     ("events.csv.gz", EventRow),
     ("gpu_samples.csv.gz", GpuSampleRow),
+    ("received.csv.gz", ReceivedRow),
 )
 
 
@@ -116,47 +121,79 @@ def write_atomically(path: Path, content: bytes) -> None:
         _sync_folder(path.parent)
 
 
-def _partial_path(results: Path, run: str) -> Path:
+def partial_path(results: Path, run: str) -> Path:
+    """Where a run lies until it is complete."""
     return results / f".{run}.partial"
 
 
 def check_name_is_free(results: Path, run: str) -> None:
-    """Raises StoreError for a name that is no plain folder name, RunExists for one that is taken."""
+    """Raises StoreError for a name that is no plain folder name, RunExists for that of a complete run."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", run):
         raise StoreError(
             f"run name {run!r}: letters, digits, '.', '_' and '-' only, at most 100, a letter or digit first"
         )
-    for path in (results / run, _partial_path(results, run)):
-        if path.exists():
-            raise RunExists(f"{path} exists already: choose another name with --run, or remove it")
+    if (results / run).exists():
+        raise RunExists(f"{results / run} exists already: choose another name with --run, or remove it")
 
 
 class RunWriter:
-    """The only writer of a run's folder."""
+    """The only writer of a run's folder, which is locked as long as it lives.
 
-    def __init__(self, results: Path, run: str, stage: str, created_at: str) -> None:
-        """Makes the partial folder. Raises RunExists, or StoreError when the place cannot be written."""
+    A folder that a killed process left is taken over: `started` is what it noted, `cells` are the records of
+    the cells it finished, in the order of their positions. Both are empty in a new run.
+    """
+
+    def __init__(self, results: Path, run: str) -> None:
+        """Makes or takes over the partial folder.
+
+        Raises RunExists when the run is complete or another process writes it, StoreError when the place
+        cannot be written or what is there cannot be read.
+        """
         check_name_is_free(results, run)
         self.run = run
         self.final = results / run
-        self.folder = _partial_path(results, run)
+        self.folder = partial_path(results, run)
         with _explained(self.folder, "make"):
-            self.logs.mkdir(parents=True)
-        self.write(STARTED, json.dumps({"run": run, "stage": stage, "created_at": created_at}).encode())
+            self.logs.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock)
+            raise RunExists(f"{self.folder} is being written by another process") from None
+        self.started = self._read_started()
+        self.cells = {record.cell: record for record in self._finished_cells()}
 
     @property
     def logs(self) -> Path:
         return self.folder / LOGS
 
+    def close(self) -> None:
+        """Lets another process go on with the run."""
+        os.close(self._lock)
+
     def write(self, name: str, content: bytes) -> None:
         """A file of the run; a name ending in .gz is compressed."""
         write_atomically(self.folder / name, compress(name, content))
 
-    def add_cell(self, record: CellRecord, frames: dict[str, pd.DataFrame]) -> None:
+    def note(self, started: Started) -> None:
+        """What another process would need to go on."""
+        self.started = started
+        self.write(STARTED, started.model_dump_json(indent=1).encode())
+
+    def add_cell(self, record: CellRecord, frames: Mapping[str, pd.DataFrame]) -> None:
         """Raw rows of a finished cell, a frame for each of RAW_TABLES; its record comes last."""
         for name, row in RAW_TABLES:
             self.write(f"{CELLS}/{record.cell}/{name}", frame_to_csv(row, frames[name]))
         self.write(f"{CELLS}/{record.cell}/cell.json", record.model_dump_json(indent=1).encode())
+        self.cells[record.cell] = record
+
+    def frames(self, cell: str) -> dict[str, pd.DataFrame]:
+        """The raw rows of a finished cell, read back."""
+        return {
+            name: read_frame(row, decompress(name, (self.folder / CELLS / cell / name).read_bytes()))
+            for name, row in RAW_TABLES
+        }
 
     def finish(self, manifest: Manifest, serving: list[ServingRow]) -> Path:
         """Joins the cells, writes the manifest, and gives the folder its final name, which is returned.
@@ -177,6 +214,24 @@ class RunWriter:
             self.folder.rename(self.final)
             _sync_folder(self.final.parent)
         return self.final
+
+    def _read_started(self) -> Started | None:
+        path = self.folder / STARTED
+        if not path.exists():
+            return None
+        try:
+            return Started.model_validate_json(path.read_bytes())
+        except (OSError, ValidationError) as error:
+            raise StoreError(f"{path} cannot be read, so the run cannot go on: {error}") from error
+
+    def _finished_cells(self) -> list[CellRecord]:
+        """The cells whose record was written; what else lies in a cell's folder is overwritten."""
+        paths = (self.folder / CELLS).glob("*/cell.json")
+        try:
+            records = [CellRecord.model_validate_json(path.read_bytes()) for path in paths]
+        except (OSError, ValidationError) as error:
+            raise StoreError(f"a cell in {self.folder / CELLS} cannot be read: {error}") from error
+        return sorted(records, key=lambda record: record.position)
 
     def _joined(self, cells: list[str], name: str, row: type[Record]) -> bytes:
         joined = [records_to_csv(row, [])]
@@ -221,9 +276,14 @@ class Run:
         return decompress(name, (self.path / name).read_bytes())
 
     def records(self, row: type[R]) -> list[R]:
-        """A small table as declared records; empty when the run has no such table."""
+        """A small table as declared records; empty when the run has no such table. Raises DamagedRun."""
         name = next(name for name, declared in TABLES.items() if declared is row)
-        return read_records(row, self.table_bytes(name)) if (self.path / name).exists() else []
+        if not (self.path / name).exists():
+            return []
+        try:
+            return read_records(row, self.table_bytes(name))
+        except ValueError as error:
+            raise DamagedRun(f"{self.path / name}: {error}") from error
 
     @cached_property
     def serving(self) -> pd.DataFrame:
@@ -236,6 +296,10 @@ class Run:
     @cached_property
     def events(self) -> pd.DataFrame:
         return self.table("events.csv.gz")
+
+    @cached_property
+    def received(self) -> pd.DataFrame:
+        return self.table("received.csv.gz")
 
     @cached_property
     def gpu_samples(self) -> pd.DataFrame:
@@ -331,7 +395,7 @@ def _state(path: Path) -> RunState:
 def _incomplete_state(path: Path) -> RunState:
     name = path.name.removeprefix(".").removesuffix(".partial")
     try:
-        started = json.loads((path / STARTED).read_bytes())
-        return RunState(name, started["stage"], started["created_at"], "incomplete", path)
-    except (OSError, ValueError, KeyError):
+        started = Started.model_validate_json((path / STARTED).read_bytes())
+        return RunState(name, started.stage, started.sessions[0].created_at, "incomplete", path)
+    except (OSError, ValidationError):
         return RunState(name, "", "", f"no {MANIFEST}", path)

@@ -9,7 +9,7 @@ from typing import Literal
 
 from harness.errors import BadInput
 from harness.gpu import describe, open_nvml
-from harness.models import PreparedModel, prepare_model
+from harness.models import PreparedModel, prepare_model, served_elsewhere
 from harness.plan import ChosenSystem, present_systems
 from harness.play import GpuAccess
 from harness.progress import phase, say
@@ -19,13 +19,18 @@ from harness.schema import Environment
 from harness.source import SourceState, read_source
 from harness.stage import Stage
 from harness.systems.environment import PROJECT, Interpreter
+from harness.systems.openai import served_model
 
 Device = Literal["cpu", "cuda"]
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What the user asked for. `model`, `run` and `box` None: the stage's model, and made names."""
+    """What the user asked for. `model`, `run` and `box` None: the stage's model, and made names.
+
+    `systems` replace those of the stage. `budget_s`: no cell is begun that would not be over by then, counted
+    from the start of the run. `after`: runs whose cells are not measured again.
+    """
 
     stage: Stage
     device: Device
@@ -36,6 +41,9 @@ class RunOptions:
     model: str | None = None
     run: str | None = None
     box: str | None = None
+    systems: tuple[str, ...] = ()
+    budget_s: float | None = None
+    after: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -57,7 +65,7 @@ def utc_now() -> str:
 
 def survey(options: RunOptions) -> Survey:
     """Raises BadInput when a part of what was asked for is not there."""
-    plan = options.stage.on(options.device)
+    plan = options.stage.on(options.device).of_systems(options.systems)
     gpu = _gpus(options.device)
     systems, absent = present_systems(plan, options.device, options.environments)
     for name in absent:
@@ -71,9 +79,7 @@ def survey(options: RunOptions) -> Survey:
     with phase("environments"):
         environments = {name: read_environment(used, options.root) for name, used in interpreters.items()}
     with phase("model"):
-        name = options.model or options.stage.declared.model
-        for_engine = any(chosen.system.name == "engine" for chosen in systems)
-        model = prepare_model(name, project, options.root, for_engine=for_engine)
+        model = _model(options, systems, project)
     source = read_source(options.root)
     box = options.box or box_name(hardware)
     stamp = created_at.replace("-", "").replace(":", "")
@@ -85,6 +91,19 @@ def survey(options: RunOptions) -> Survey:
         model=model.info,
     )
     return Survey(created_at, identity, source, environments, systems, model, gpu)
+
+
+def _model(options: RunOptions, systems: list[ChosenSystem], project: Interpreter) -> PreparedModel:
+    """The model that every system serves; of servers that already run, what they say they serve."""
+    urls = [chosen.system.url for chosen in systems if chosen.system.url is not None]
+    if len(urls) < len(systems):
+        name = options.model or options.stage.declared.model
+        for_engine = any(chosen.system.name == "engine" for chosen in systems)
+        return prepare_model(name, project, options.root, for_engine=for_engine)
+    names = {served_model(url, options.model) for url in urls}
+    if len(names) > 1:
+        raise BadInput(f"the servers serve different models: {', '.join(sorted(names))}")
+    return served_elsewhere(names.pop())
 
 
 def _gpus(device: Device) -> GpuAccess:

@@ -26,6 +26,20 @@ class Limits(BaseModel):
         0.95, gt=0, le=1, description="open loop: share of the window's requests sent in it"
     )
     littles_law_tolerance: float = Field(0.25, gt=0, description="beyond 1 +- (this + edges), a note")
+    max_cached_share: float = Field(
+        0.1, ge=0, le=1, description="prompt tokens from a prefix cache where prompts share no prefix"
+    )
+
+
+THROTTLED = {
+    0x8: "hardware slowdown",
+    0x20: "software thermal",
+    0x40: "hardware thermal",
+    0x80: "power brake",
+}
+"""Bits of NVML's clock event reasons that mean a GPU could not do what it does when cool and well fed
+(nvmlClocksEventReason* in nvml.h)."""
+POWER_CAPPED = 0x4
 
 
 @dataclass(frozen=True)
@@ -33,7 +47,9 @@ class Surroundings:
     """What the verdict needs besides the metrics.
 
     failure: why the server could not be measured at all, if so. ceiling_events_per_s: None when no ceiling
-    was measured. correctness_identical: None when the stage checks none for this system.
+    was measured. correctness_identical: None when the stage checks none for this system. cached_tokens:
+    prompt tokens from the prefix cache, by the server's counters or its answers, None when it does not say.
+    shares_prefixes: the workload is made of prompts with common prefixes.
     """
 
     failure: str | None
@@ -42,6 +58,9 @@ class Surroundings:
     ceiling_events_per_s: float | None
     correctness_identical: bool | None
     undeclared_gpu_processes: tuple[str, ...]
+    cached_tokens: int | None = None
+    shares_prefixes: bool = False
+    throttle_reasons: int = 0
 
 
 @dataclass(frozen=True)
@@ -96,6 +115,15 @@ def _reasons(metrics: CellMetrics, limits: Limits, around: Surroundings) -> list
         reasons.append("wrong_output: greedy output differs from the reference")
     if around.undeclared_gpu_processes:
         reasons.append(f"gpu_shared: {', '.join(around.undeclared_gpu_processes)}")
+    if throttled := [name for bit, name in THROTTLED.items() if around.throttle_reasons & bit]:
+        reasons.append(f"clocks_throttled: {', '.join(throttled)}")
+    if around.cached_tokens and not around.shares_prefixes:
+        share = around.cached_tokens / max(metrics.played_prompt_tokens, 1)
+        if share > limits.max_cached_share:
+            reasons.append(
+                f"warm_cache: {share:.2g} of the prompt tokens came from a prefix cache > "
+                f"{limits.max_cached_share:g}, and the prompts share none"
+            )
     return reasons
 
 
@@ -106,6 +134,8 @@ def _notes(metrics: CellMetrics, limits: Limits, around: Surroundings) -> list[s
         notes.append(f"client_headroom_low: {headroom:.3g} < {limits.low_headroom:g}")
     if metrics.token_count_method == "assumed":
         notes.append("tokens_assumed: one token per event")
+    if around.throttle_reasons & POWER_CAPPED:
+        notes.append("power_capped: the GPU held its clock down to keep its power limit")
     ratio = metrics.littles_law_ratio
     if ratio is not None and abs(ratio - 1) > limits.littles_law_tolerance + _edges(metrics):
         notes.append(f"not_steady: Little's law ratio {ratio:.3g}")

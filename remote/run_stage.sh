@@ -17,16 +17,13 @@ own_stages() {
     cat <<'END'
 test         the CPU test suite; flags go to pytest
 figures      draws every figure of every committed run again, the same bytes each time
-all          test, then every measuring stage there is, then figures
+all          test, then every measuring stage that is for this machine and not apart, then figures
 END
 }
 
 # Leave this list as they are built: a stage exists from when harness/stages has a file of its name.
 planned_stages() {
     cat <<'END'
-tune         chooses each peer's tuned configuration from a list fixed beforehand
-compare      closed loops of rising concurrency: engine, SGLang and vLLM in their named configurations
-openloop     Poisson arrivals and trace replay against latency limits
 ablation     one schedule on each preset of the engine
 profile      where the time of a step goes, kernel by kernel
 attention    attention kernels, forward, backward and decode, against PyTorch's own
@@ -165,7 +162,7 @@ measure() {
 run_everything() {
     local stage status=0
     OMP_NUM_THREADS=1 run_child "$python" -m pytest -n 2 || status=$?
-    for stage in $(measuring_stages); do
+    for stage in $("$python" -m harness stages); do
         measure "$stage" || status=$?
     done
     run_child "$python" -m figures.make_figures || status=$?

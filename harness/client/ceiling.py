@@ -17,11 +17,13 @@ from pathlib import Path
 from harness.client.null_process import MODEL
 from harness.client.null_server import NullServer
 from harness.client.player import default_workers, play
-from harness.client.record import RequestRecord
+from harness.client.received import Received
+from harness.schema import RECEIVED_BIN_MS
 from harness.workload.schedule import closed_loop, write
 
 RAMP_S = 0.5
-MAX_EVENTS_PER_WORKER_S = 250_000
+MAX_EVENTS_PER_WORKER_S = 500_000
+MAX_REQUESTS_PER_WORKER_S = 20_000
 """More than a worker can take, so that the list of requests outlasts the measurement."""
 
 
@@ -55,32 +57,36 @@ def measure_ceiling(
     Give the concurrency and answer length of what is measured: sending a request and closing its record cost
     the client as much as some ten events.
 
-    `server_processes` defaults to one for each worker. Takes about window_s + 2 s. Raises ValueError for
-    values that are not above 0, and what `play` raises; RuntimeError when the answers were not all as asked.
+    `server_processes` defaults to one for each worker, `window_s` counts in whole bins of Received. Takes
+    about window_s + 2 s. Raises ValueError for values that are too small, and what `play` raises;
+    RuntimeError when the answers were not all as asked.
     """
-    if not window_s > 0:
-        raise ValueError(f"window_s {window_s} must be above 0")
+    if not window_s >= RECEIVED_BIN_MS / 1e3:
+        raise ValueError(f"window_s {window_s} must be at least {RECEIVED_BIN_MS / 1e3}")
+    window_s = round(window_s * 1e3 / RECEIVED_BIN_MS) * RECEIVED_BIN_MS / 1e3
     server_processes = server_processes or workers
     play_s = RAMP_S + window_s
+    requests_per_s = workers * min(MAX_EVENTS_PER_WORKER_S / tokens, MAX_REQUESTS_PER_WORKER_S)
     schedule = closed_loop(
         ["How fast can you listen?"],
         name="ceiling",
         seed=0,
         concurrency=concurrency,
-        requests=concurrency + round(workers * MAX_EVENTS_PER_WORKER_S * play_s / tokens),
+        requests=concurrency + round(requests_per_s * play_s),
         max_tokens=(tokens, tokens),
     )
     with tempfile.TemporaryDirectory() as folder, NullServer(processes=server_processes) as server:
         path = Path(folder) / "ceiling.jsonl"
         write(schedule, path)
-        records, info = play(path, server.url, MODEL, workers=workers, seconds=play_s)
+        records, received, info = play(path, server.url, MODEL, workers=workers, seconds=play_s)
     faults = [record for record in records if record.status != "ok"]
     if faults:
         raise RuntimeError(
             f"{len(faults)} of {len(records)} null answers failed, the first: {faults[0].error}"
         )
-    start_ns, end_ns = round(RAMP_S * 1e9), round(play_s * 1e9)
-    events, reads = _count(records, start_ns, end_ns)
+    if info.exhausted:
+        raise RuntimeError(f"all {len(records)} requests were played before {play_s:g} s were over")
+    events, reads = _count(received, RAMP_S * 1e3, play_s * 1e3)
     return Ceiling(
         events_per_s=events / window_s,
         events_per_read=events / max(reads, 1),
@@ -92,15 +98,10 @@ def measure_ceiling(
     )
 
 
-def _count(records: list[RequestRecord], start_ns: int, end_ns: int) -> tuple[int, int]:
-    """Events received in [start_ns, end_ns), and the socket reads that brought them: events of a read share
-    its stamp."""
-    events = reads = 0
-    for record in records:
-        stamps = [stamp for stamp in record.chunk_ns if start_ns <= stamp < end_ns]
-        events += len(stamps)
-        reads += len(set(stamps))
-    return events, reads
+def _count(received: Received, start_ms: float, end_ms: float) -> tuple[int, int]:
+    """Events received in the bins that start in [start_ms, end_ms), and the reads that brought them."""
+    inside = (received.t_ms >= start_ms) & (received.t_ms < end_ms)
+    return int(received.events[inside].sum()), int(received.reads[inside].sum())
 
 
 def main() -> int:

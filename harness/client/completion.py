@@ -13,6 +13,9 @@ from typing import Any, NamedTuple
 
 DONE = b"[DONE]"
 
+MAX_COUNT = 10**9 - 1
+"""Most tokens an event may speak of: more is nonsense, and would not fit the arrays of a record."""
+
 
 class Completion(NamedTuple):
     """`completion_tokens` is the running total by the server's usage; `token_ids` the ids of this event, if
@@ -32,8 +35,8 @@ def parse(data: bytes) -> Completion:
     """The meaning of an event's data. What is not a completion comes back as a Completion with `error`
     set."""
     try:
-        event = json.loads(data)
-    except ValueError as error:
+        event = json.loads(data.decode())  # as bytes it might be taken for UTF-16
+    except (ValueError, RecursionError) as error:
         return Completion(error=f"event is not JSON ({error}): {_shown(data)}")
     if not isinstance(event, dict):
         return Completion(error=f"event is not a JSON object: {_shown(data)}")
@@ -55,11 +58,11 @@ def _read(event: dict[str, Any]) -> Completion:
     return Completion(
         text=_typed(choice, "text", str) or "",
         has_choice=bool(choices),
-        completion_tokens=_typed(usage, "completion_tokens", int),
+        completion_tokens=_count(usage, "completion_tokens"),
         token_ids=_typed(choice, "token_ids", list),
         finish_reason=_typed(choice, "finish_reason", str),
-        prompt_tokens=_typed(usage, "prompt_tokens", int),
-        cached_tokens=_typed(details, "cached_tokens", int),
+        prompt_tokens=_count(usage, "prompt_tokens"),
+        cached_tokens=_count(details, "cached_tokens"),
     )
 
 
@@ -76,12 +79,20 @@ def _typed(holder: dict[str, Any], name: str, kind: type) -> Any:
     return value
 
 
+def _count(holder: dict[str, Any], name: str) -> int | None:
+    count = _typed(holder, name, int)
+    if count is not None and not 0 <= count <= MAX_COUNT:
+        raise TypeError(f"{name} {count} is not from 0 to {MAX_COUNT}")
+    return count
+
+
 def _shown(data: bytes) -> str:
     return data[:300].decode("utf-8", "replace")
 
 
 _TOKEN = re.compile(rb'\s+|[{}\[\],:]|"(?:[^"\\]|\\.)*"|[^\s{}\[\],:"]+')
 _INTEGER = rb"(?:0|[1-9][0-9]{0,17})"
+_COUNT = rb"(?:0|[1-9][0-9]{0,8})"  # to MAX_COUNT
 # Plain ASCII and the one-letter escapes: what needs UTF-8 or \u decoding is left to the full parse.
 _PLAIN = rb'[^"\\\x00-\x1f\x7f-\xff]*'
 _STRING_CONTENT = _PLAIN + rb'(?:\\["\\/bfnrt]' + _PLAIN + rb")*"
@@ -90,7 +101,7 @@ _HOLES = {
     ("id",): b'"' + _PLAIN + b'"',
     ("created",): _INTEGER,
     _TEXT: b'"(?P<text>' + _STRING_CONTENT + b')"',
-    _TOKENS_SO_FAR: b"(?P<tokens>" + _INTEGER + b")",
+    _TOKENS_SO_FAR: b"(?P<tokens>" + _COUNT + b")",
 }
 _MAX_ATTEMPTS = 16
 """Patterns tried in the life of a scanner: making one costs as much as a hundred parses."""
@@ -172,7 +183,7 @@ def _hole(path: tuple[str | int, ...] | None) -> bytes | None:
     """The grammar of a value that may differ from event to event, None for one that may not."""
     if path is None:
         return None
-    return _HOLES.get(path) or (_INTEGER if path[0] == "usage" else None)
+    return _HOLES.get(path) or (_COUNT if path[0] == "usage" else None)
 
 
 def _tokens(data: bytes) -> Iterator[tuple[tuple[str | int, ...] | None, bytes]]:

@@ -18,6 +18,8 @@ from harness.client.record import Status
 
 monotonic_ns = time.monotonic_ns
 
+SWITCHING_PROTOCOLS = 101
+
 
 class Connection(asyncio.Protocol):
     """`on_end(connection, exchange, end_ns)` is called once for each exchange, when nothing more will come
@@ -33,6 +35,7 @@ class Connection(asyncio.Protocol):
         self._exchange: Exchange | None = None
         self._headers: dict[bytes, bytes] = {}
         self._stamp_ns = 0
+        self._is_interim = False  # a 1xx answer, which another follows
         self._answered = False  # the answer's head has come
         self._complete = False  # the answer is whole
         self._keeps_alive = False
@@ -82,7 +85,7 @@ class Connection(asyncio.Protocol):
             return
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._keeps_alive = False  # after a whole answer: junk that is no part of it
             if not self._complete:
                 self.give_up("stream_error", f"malformed HTTP: {error}")
@@ -112,14 +115,18 @@ class Connection(asyncio.Protocol):
         self._headers[name.lower()] = value
 
     def on_headers_complete(self) -> None:
-        if not self._complete:
+        status = self._parser.get_status_code()
+        self._is_interim = status < 200 and status != SWITCHING_PROTOCOLS
+        if not (self._complete or self._is_interim):
             self._answered = True
-            self._exchange.head(self._parser.get_status_code(), self._headers)
+            self._exchange.head(status, self._headers)
 
     def on_body(self, body: bytes) -> None:
         if not self._complete:
             self._exchange.body(body, self._stamp_ns)
 
     def on_message_complete(self) -> None:
+        if self._is_interim:
+            return
         self._keeps_alive = not self._complete and self._parser.should_keep_alive()
         self._complete = True

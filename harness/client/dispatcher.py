@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from harness.client.connection import Connection
 from harness.client.exchange import Exchange, Observer
-from harness.client.record import RequestRecord
+from harness.client.ledger import Ledger
 from harness.client.wire import WireRequests
 
 IDLE_LIMIT_NS = 1_000_000_000
@@ -28,15 +28,20 @@ class _Flight:
 class Dispatcher:
     """As many connections as there are requests in flight, without a cap; the latest idle one is used first.
 
-    `on_end(failed, end_ns)` is called when a request has ended, before its record is made. Nothing is
-    retried. Times are CLOCK_MONOTONIC ns.
+    `on_end(index, failed, end_ns)` is called when a request has ended, before its record is made and added to
+    the ledger. Nothing is retried. Times are CLOCK_MONOTONIC ns.
     """
 
     def __init__(
-        self, address: tuple[str, int], requests: WireRequests, observer: Observer, timeout_ns: int
+        self,
+        address: tuple[str, int],
+        requests: WireRequests,
+        observer: Observer,
+        ledger: Ledger,
+        timeout_ns: int,
     ) -> None:
-        self.on_end: Callable[[bool, int], None] = lambda failed, end_ns: None
-        self.records: list[RequestRecord] = []
+        self.on_end: Callable[[int, bool, int], None] = lambda index, failed, end_ns: None
+        self._ledger = ledger
         self._address = address
         self._requests = requests
         self._observer = observer
@@ -66,6 +71,12 @@ class Dispatcher:
             task = asyncio.get_running_loop().create_task(self._connect_and_send(exchange, flight))
             self._connecting.add(task)
             task.add_done_callback(self._connecting.discard)
+
+    def skip(self, index: int, intended_ns: int, error: str) -> None:
+        """Record a request that is not sent as failed, at the time it was due."""
+        exchange = Exchange(self._requests.asked(index), intended_ns, self._observer)
+        exchange.fail("reset", error)
+        self._ledger.add(exchange.record(intended_ns))
 
     def expire(self, now_ns: int) -> None:
         """Give up the requests that have had their time."""
@@ -127,5 +138,5 @@ class Dispatcher:
     def _ended(self, exchange: Exchange, end_ns: int) -> None:
         del self._in_flight[exchange]
         # The next request of a closed loop goes out first, the record is made afterwards.
-        self.on_end(exchange.failed, end_ns)
-        self.records.append(exchange.record(end_ns))
+        self.on_end(exchange.asked.index, exchange.failed, end_ns)
+        self._ledger.add(exchange.record(end_ns))

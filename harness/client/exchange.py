@@ -187,10 +187,11 @@ class Exchange:
             first_event_tokens=count.chunk_tokens[0] if count.chunk_tokens else None,
             finish_reason=self._finish_reason,
             # A server may send half of a surrogate pair as \u escape: such text has no plain UTF-8.
-            output_sha256=hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest(),
+            output_sha256=hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16],
             output_text=text if self._observer.keep_output else None,
             output_ids=self._ids if self._observer.keep_output else None,
             token_count_method=count.method,
+            events=len(count.chunk_ns),
             empty_events=len(self._events) - len(count.chunk_ns),
             bytes_after_done=self._bytes_after_done,
             chunk_ns=count.chunk_ns,

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from harness.client.received import Received
 from harness.client.record import RequestRecord
 from harness.client.wire import WireFile
 
 
 @dataclass(frozen=True)
 class ClosedShare:
-    """A worker's part of a closed loop: its slots, the descriptor of the tickets that all workers share, and
-    when no request starts any more (ns from the start of play; None: at the end of the list)."""
+    """A worker's part of a closed loop: when each of its slots starts, the descriptor of the tickets that all
+    workers share, and when no request starts any more (ns from the start of play; None: at the end of the
+    list)."""
 
-    slots: int
+    slot_starts_ns: tuple[int, ...]
     tickets: int
     stop_ns: int | None
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a worker is to do; `closed` is None for an open loop. `cpu` is a core to stay on."""
+    """What a worker is to do; `closed` is None for an open loop. `cpu` is a core to stay on, `bin_ms` the
+    length of the bins of Received."""
 
     worker: int
     workers: int
@@ -31,6 +34,8 @@ class Job:
     timeout_ns: int
     drain_ns: int
     keep_output: bool
+    events_kept: int
+    bin_ms: int
 
 
 @dataclass(frozen=True)
@@ -46,10 +51,18 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Delivery:
-    """All records of a worker, in order of their ends."""
+class Records:
+    """Some of the records of a worker, in order of their ends."""
 
     records: list[RequestRecord]
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """What else a worker has when all its records are sent."""
+
+    received: Received
+    events_stride: int
     exhausted: bool
 
 

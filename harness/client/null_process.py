@@ -7,9 +7,11 @@ prints "ready" when it listens, and ends when its standard input closes.
 from __future__ import annotations
 
 import asyncio
+import bisect
 import contextlib
 import functools
 import gc
+import itertools
 import json
 import math
 import socket
@@ -144,10 +146,34 @@ class Stream:
         self.is_over = True
 
 
+class Lateness:
+    """How long after their times tokens were written, counted in steps of 10 us up to a limit of 100 ms."""
+
+    STEP_NS = 10_000
+    STEPS = 10_000
+
+    def __init__(self) -> None:
+        self._counts = [0] * self.STEPS
+
+    def add(self, late_ns: int) -> None:
+        self._counts[min(late_ns // self.STEP_NS, self.STEPS - 1)] += 1
+
+    def summary(self) -> dict[str, float]:
+        """Nearest-rank percentiles, each the upper end of its step."""
+        ends = list(itertools.accumulate(self._counts))
+        found: dict[str, float] = {"tokens": ends[-1]}
+        if ends[-1]:
+            for name, share in (("p50", 0.5), ("p99", 0.99), ("max", 1.0)):
+                step = bisect.bisect_left(ends, math.ceil(share * ends[-1]))
+                found[f"late_us_{name}"] = (step + 1) * self.STEP_NS / 1e3
+        return found
+
+
 class FlatOut:
     """Gives each open stream a token a turn of the event loop, as a batching engine gives one a step."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.lateness = Lateness()  # nothing has a time here: it stays empty
         self._loop = loop
         self._streams: list[Stream] = []
 
@@ -173,11 +199,16 @@ class FlatOut:
 
 
 class Paced:
-    """Gives each stream its tokens at their times, whether or not its reader keeps up."""
+    """Gives each stream its tokens at their times, whether or not its reader keeps up.
+
+    Every time is absolute: the receipt of the request plus ttft and a multiple of tpot, so that a late token
+    moves no other.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, pace: Pace) -> None:
         self._pacer = Pacer(loop, spin_ns=0)
         self._pace = pace
+        self.lateness = Lateness()
 
     def start(self, stream: Stream, received_ns: int) -> None:
         self._send_at(stream, received_ns + self._pace.ttft_ns)
@@ -192,6 +223,7 @@ class Paced:
         def send() -> None:
             if stream.is_over:
                 return  # its reader has gone
+            self.lateness.add(time.monotonic_ns() - due_ns)
             stream.send_token()
             if not stream.is_over:
                 self._send_at(stream, due_ns + self._pace.tpot_ns)
@@ -258,6 +290,8 @@ class NullConnection(asyncio.Protocol):
                 self._answer(400, _error(str(error)))
         elif (method, path) == (b"GET", b"/health"):
             self._answer(200, {})
+        elif (method, path) == (b"GET", b"/pacing"):
+            self._answer(200, self._sender.lateness.summary())
         elif (method, path) == (b"GET", b"/v1/models"):
             self._answer(
                 200, {"object": "list", "data": [{"id": self._model, "object": "model", "owned_by": "null"}]}

@@ -17,9 +17,12 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from harness.client.messages import ClosedShare, Delivery, Failure, Job, Progress, Ready
+from harness.client.ledger import EVENTS_KEPT, thin
+from harness.client.messages import ClosedShare, Delivery, Failure, Job, Progress, Ready, Records
+from harness.client.received import Received
 from harness.client.record import PlayInfo, RequestRecord
 from harness.client.wire import Target, Tickets, build_wire_file
+from harness.schema import RECEIVED_BIN_MS
 from harness.workload.schedule import Schedule, read
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -54,16 +57,25 @@ def play(
     keep_output: bool = False,
     window_ns: tuple[int, int] | None = None,
     on_progress: ProgressHook | None = None,
-) -> tuple[list[RequestRecord], PlayInfo]:
+) -> tuple[list[RequestRecord], Received, PlayInfo]:
     """Send the requests of a schedule to an OpenAI-compatible server at `base_url`; the records in order of
-    index.
+    index, what all of them received by time, and how it was played.
 
-    An open loop sends every request at its intended time (request i from worker i mod `workers`) and has a
-    record of each. A closed loop shares its slots evenly over the workers; the slots of all workers take
-    requests from one list in its order, for `seconds` (None: to the end of the list), so the records are of
-    requests 0 to the last that started. Requests in flight when the last has started may take `drain_s` more,
-    and each at most `timeout_s` from its start; then it is recorded as "timeout". Nothing is retried and no
-    failure raises.
+    An open loop sends every request at its intended time (conversation k from worker k mod `workers`; a
+    request on its own is a conversation of one turn) and has a record of each. A later turn is sent when the
+    turn before it has ended and its delay is over; when that one failed, it is not sent but recorded as
+    failed, and so are those after it.
+
+    A closed loop shares its slots evenly over the workers; they start evenly spread over the schedule's
+    start_over_ns. All slots take conversations from one list in its order and play each turn by turn, for
+    `seconds` (None: to the end of the list), so the records are of the conversations 0 to the last that
+    started. Turns after a failed one, and those due after `seconds`, are not started and have no record.
+
+    Requests in flight when the last has started may take `drain_s` more, and each at most `timeout_s` from
+    its start; then it is recorded as "timeout". Nothing is retried and no failure raises.
+
+    Memory for events is bounded: beyond EVENTS_KEPT, records hold those of some requests only
+    (PlayInfo.events_stride), while Received counts all.
 
     `keep_output` keeps text and token ids besides the hash. `window_ns` is noted in the PlayInfo, nothing
     else. `on_progress(done, total, seconds since the start)` is called a few times a second; total is None
@@ -83,12 +95,13 @@ def play(
             )
     target = Target.from_url(base_url)
     address = _reachable_address(target)
-    workers = min(workers, schedule.concurrency or len(schedule.requests))
+    conversations = sum(request.after is None for request in schedule.requests)
+    workers = min(workers, schedule.concurrency or conversations)
     cpus = cpus_for(workers)
     with contextlib.ExitStack() as stack:
         wire = build_wire_file(schedule, target, model)
         stack.callback(os.close, wire.descriptor)
-        tickets = Tickets.create(len(schedule.requests))
+        tickets = Tickets.create(conversations)
         stack.callback(os.close, tickets.descriptor)
         jobs = [
             Job(
@@ -101,6 +114,8 @@ def play(
                 timeout_ns=round(timeout_s * 1e9),
                 drain_ns=round(drain_s * 1e9),
                 keep_output=keep_output,
+                events_kept=EVENTS_KEPT // workers,
+                bin_ms=RECEIVED_BIN_MS,
             )
             for worker in range(workers)
         ]
@@ -112,19 +127,26 @@ def play(
         for member in crew:
             member.pipe.send(epoch_ns)
         total = len(schedule.requests) if seconds is None else None
-        deliveries = _collect(crew, epoch_ns, total, on_progress or (lambda done, total, seconds: None))
-    records = sorted(
-        (record for delivery in deliveries for record in delivery.records), key=lambda record: record.index
-    )
-    return records, PlayInfo(
-        schedule_sha256=schedule_sha256,
-        started_at=started_at.isoformat(timespec="milliseconds"),
-        epoch_ns=epoch_ns,
-        workers=workers,
-        cpus=cpus,
-        played_s=max(record.done_ns for record in records) / 1e9,
-        window_ns=window_ns,
-        exhausted=any(delivery.exhausted for delivery in deliveries),
+        records, deliveries = _collect(
+            crew, epoch_ns, total, on_progress or (lambda done, total, seconds: None)
+        )
+    records.sort(key=lambda record: record.index)
+    events_stride = max(delivery.events_stride for delivery in deliveries)
+    thin(records, events_stride)
+    return (
+        records,
+        Received.total([delivery.received for delivery in deliveries]),
+        PlayInfo(
+            schedule_sha256=schedule_sha256,
+            started_at=started_at.isoformat(timespec="milliseconds"),
+            epoch_ns=epoch_ns,
+            workers=workers,
+            cpus=cpus,
+            played_s=max(record.done_ns for record in records) / 1e9,
+            window_ns=window_ns,
+            exhausted=any(delivery.exhausted for delivery in deliveries),
+            events_stride=events_stride,
+        ),
     )
 
 
@@ -181,8 +203,9 @@ def _worker_process(job: Job) -> Iterator[_Member]:
 
 def _collect(
     crew: list[_Member], epoch_ns: int, total: int | None, on_progress: ProgressHook
-) -> list[Delivery]:
+) -> tuple[list[RequestRecord], list[Delivery]]:
     done = dict.fromkeys(range(len(crew)), 0)
+    records: list[RequestRecord] = []
     deliveries: list[Delivery] = []
     at_work = {member.pipe: member for member in crew}
     while at_work:
@@ -191,12 +214,13 @@ def _collect(
             message = member.receive()
             if isinstance(message, Progress):
                 done[member.number] = message.done
+            elif isinstance(message, Records):
+                records += message.records
             else:
-                done[member.number] = len(message.records)
                 deliveries.append(message)
                 del at_work[pipe]
         on_progress(sum(done.values()), total, max(0.0, (time.monotonic_ns() - epoch_ns) / 1e9))
-    return deliveries
+    return records, deliveries
 
 
 def _closed_share(
@@ -204,8 +228,9 @@ def _closed_share(
 ) -> ClosedShare | None:
     if schedule.kind == "open":
         return None
-    slots = schedule.concurrency // workers + (worker < schedule.concurrency % workers)
-    return ClosedShare(slots, tickets.descriptor, None if seconds is None else round(seconds * 1e9))
+    slots, start_over_ns = schedule.concurrency, schedule.start_over_ns
+    starts_ns = tuple(slot * start_over_ns // slots for slot in range(worker, slots, workers))
+    return ClosedShare(starts_ns, tickets.descriptor, None if seconds is None else round(seconds * 1e9))
 
 
 def _reachable_address(target: Target) -> tuple[str, int]:

@@ -1,8 +1,8 @@
 """One process of the load generator: `python -m harness.client.worker DESCRIPTOR`, started by player.py.
 
 The descriptor is its end of a two-way pipe of pickled messages. It receives a Job, opens its connections and
-says Ready, receives the start of play (an int, CLOCK_MONOTONIC ns), reports Progress, and in the end delivers
-its Delivery or a Failure. When its standard input closes, its player is gone, and so is it.
+says Ready, receives the start of play (an int, CLOCK_MONOTONIC ns), reports Progress, and in the end sends
+its Records and a Delivery, or a Failure. When its standard input closes, its player is gone, and so is it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ import uvloop
 from harness.client.completion import PlainEventScanner
 from harness.client.dispatcher import Dispatcher
 from harness.client.exchange import Observer
+from harness.client.ledger import Ledger
 from harness.client.loops import ClosedLoop, Loop, OpenLoop
-from harness.client.messages import Delivery, Failure, Job, Progress, Ready
+from harness.client.messages import Delivery, Failure, Job, Progress, Ready, Records
 from harness.client.pacer import Pacer
 from harness.client.wire import Tickets, WireRequests, own_share
 
@@ -34,24 +35,29 @@ machine."""
 HEARTBEAT_S = 0.05
 """Resolution of timeouts, and pause between reports of progress."""
 
+RECORDS_A_MESSAGE = 10_000
 
-async def _play(job: Job, pipe: Pipe) -> Delivery:
+
+async def _play(job: Job, pipe: Pipe) -> tuple[Ledger, bool]:
+    """The records, and whether a closed loop ran out of requests."""
     loop = asyncio.get_running_loop()
     requests = WireRequests(job.wire)
     observer = Observer(job.worker, job.keep_output, PlainEventScanner())
-    dispatcher = Dispatcher(job.address, requests, observer, job.timeout_ns)
-    await dispatcher.open_idle(job.closed.slots if job.closed else 1)
+    ledger = Ledger(job.events_kept, job.bin_ms)
+    dispatcher = Dispatcher(job.address, requests, observer, ledger, job.timeout_ns)
+    await dispatcher.open_idle(len(job.closed.slot_starts_ns) if job.closed else 1)
     pipe.send(Ready())
     observer.epoch_ns = pipe.recv()
 
     pacer = Pacer(loop, SPIN_NS)
-    timing = (dispatcher, pacer, observer.epoch_ns, job.drain_ns)
+    common = (requests, dispatcher, pacer, observer.epoch_ns, job.drain_ns)
     shape: Loop
     if job.closed:
         stop_ns = None if job.closed.stop_ns is None else observer.epoch_ns + job.closed.stop_ns
-        shape = ClosedLoop(job.closed.slots, Tickets(job.closed.tickets, len(requests)), stop_ns, *timing)
+        tickets = Tickets(job.closed.tickets, len(requests.firsts))
+        shape = ClosedLoop(job.closed.slot_starts_ns, tickets, stop_ns, *common)
     else:
-        shape = OpenLoop(own_share(job.worker, job.workers, len(requests)), requests, *timing)
+        shape = OpenLoop(own_share(job.worker, job.workers, requests.firsts), *common)
 
     loop.set_exception_handler(lambda _, context: _fail(shape, context))
     loop.add_reader(sys.stdin.fileno(), os._exit, 1)  # nothing is ever sent there: it can only close
@@ -63,13 +69,19 @@ async def _play(job: Job, pipe: Pipe) -> Delivery:
     while not shape.finished.done():
         await asyncio.wait([shape.finished], timeout=HEARTBEAT_S)
         dispatcher.expire(time.monotonic_ns())
-        if len(dispatcher.records) != reported:
-            reported = len(dispatcher.records)
+        if len(ledger.records) != reported:
+            reported = len(ledger.records)
             pipe.send(Progress(reported))
     shape.finished.result()
     pacer.close()
     dispatcher.close()
-    return Delivery(dispatcher.records, shape.exhausted)
+    return ledger, shape.exhausted
+
+
+def _deliver(ledger: Ledger, exhausted: bool, pipe: Pipe) -> None:
+    for start in range(0, len(ledger.records), RECORDS_A_MESSAGE):
+        pipe.send(Records(ledger.records[start : start + RECORDS_A_MESSAGE]))
+    pipe.send(Delivery(ledger.received(), ledger.stride, exhausted))
 
 
 def _fail(shape: Loop, context: dict[str, Any]) -> None:
@@ -94,14 +106,13 @@ def main(descriptor: int) -> None:
         if job.cpu is not None:
             os.sched_setaffinity(0, {job.cpu})
         _allow_all_descriptors()
-        delivery: Delivery | Failure = uvloop.run(_play(job, pipe))
-    except EOFError:
+        _deliver(*uvloop.run(_play(job, pipe)), pipe)
+    except (EOFError, BrokenPipeError):
         sys.exit(1)  # the player is gone
     except OSError as error:
-        delivery = Failure(str(error))
+        pipe.send(Failure(str(error)))
     except Exception:
-        delivery = Failure(traceback.format_exc())
-    pipe.send(delivery)
+        pipe.send(Failure(traceback.format_exc()))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """The engine of this repository."""
 
-from harness.systems.base import Configuration, System, Target, project_version
+from harness.systems.base import Configuration, Setting, System, Target, project_version
 from harness.systems.environment import PROJECT
+from harness.systems.memory import check_share, shown_share
 
 
 def _command(target: Target, port: int) -> list[str]:
@@ -17,12 +18,32 @@ def _command(target: Target, port: int) -> list[str]:
     ]  # fmt: skip
 
 
+def _memory_flags(share: float, free_share: float) -> list[str]:
+    """--gpu-memory-share bounds everything that is in use on the GPU, what others hold included (see
+    engine.serving.startup): share + (1 - free_share).
+    """
+    check_share(share, free_share)
+    return ["--gpu-memory-share", shown_share(share + 1 - free_share)]
+
+
 ENGINE = System(
     name="engine",
     environment=PROJECT,
     devices=frozenset({"cpu", "cuda"}),
-    configurations={"default": Configuration(reason="as a user starts it", prefix_cache="on")},
+    configurations={
+        "default": Configuration("as a user starts it", prefix_cache="on"),
+        "no-prefix-cache": Configuration(
+            "what prefix reuse costs where there is nothing to reuse, and gains where there is",
+            (Setting("every prompt is computed in full", ("--no-prefix-cache",)),),
+            prefix_cache="off",
+        ),
+    },
     command=_command,
     version=project_version,
+    memory_flags=_memory_flags,
+    counters={
+        "cached_tokens": "ladder_prefix_cache_hit_tokens_total",
+        "preemptions": "ladder_preemptions_total",
+    },
     runs_in_checkout=True,
 )

@@ -11,7 +11,7 @@ from pathlib import Path
 from harness.errors import BadInput
 
 PROJECT = "project"
-ENVIRONMENTS = (PROJECT, "vllm", "sglang")
+ENVIRONMENTS = (PROJECT, "vllm", "sglang", "tensorrt_llm")
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def parse_environment(text: str) -> Interpreter:
 
 
 def find_environments(given: Iterable[str], root: Path) -> dict[str, Interpreter]:
-    """The interpreters there are, by name: those given, else .venv-vllm and .venv-sglang of the checkout.
+    """The interpreters there are, by name: those given, else .venv-NAME of the checkout.
 
     `project` is the interpreter that runs the harness unless another is given.
     """

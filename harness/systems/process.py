@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import os
 import socket
 import subprocess
@@ -14,17 +13,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.systems import watchdog
-from harness.systems.base import Configuration, System, Target
+from harness.systems import freeze, watchdog
+from harness.systems.base import Configuration, ServerError, System, Target
 from harness.systems.environment import Interpreter
+from harness.systems.fetch import UNREACHABLE, fetch
 
 POLL_INTERVAL_S = 0.1
 HEALTH_TIMEOUT_S = 5.0
 LOG_LINES_SHOWN = 15
-
-
-class ServerError(Exception):
-    """A server did not come up or went away; the message ends with its last log lines."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +47,46 @@ class Launch:
 
 @dataclass(frozen=True)
 class RunningServer:
+    """A server that answers. `watchdog` is the parent of its processes, None for one that is not ours;
+    `model` is what requests call its model."""
+
     url: str
     startup_s: float
-    pid: int
+    watchdog: subprocess.Popen[bytes] | None = None
+    log: Path | None = None
+    model: str = ""
+
+    def freeze(self) -> None:
+        """Nothing of it runs until `thaw`, its memory stays; see freeze.freeze. No effect on one that has
+        ended or is not ours.
+        """
+        if self._is_ours_and_up():
+            freeze.freeze(self.watchdog.pid)
+
+    def thaw(self) -> None:
+        """It runs again. No effect on one that runs, has ended or is not ours."""
+        if self._is_ours_and_up():
+            freeze.thaw(self.watchdog.pid)
+
+    def check(self) -> None:
+        """Raises ServerError when it has ended; the message ends with its last log lines."""
+        if self.watchdog is not None and self.watchdog.poll() is not None:
+            raise ServerError(
+                f"server ended with status {self.watchdog.returncode} while it was used\n{tail(self.log)}"
+            )
+
+    def _is_ours_and_up(self) -> bool:
+        """Else the process id may be somebody else's by now."""
+        return self.watchdog is not None and self.watchdog.poll() is None
+
+
+def already_running(url: str, model: str) -> RunningServer:
+    """A server that somebody else started. Raises ServerError when nothing answers there."""
+    try:
+        fetch(url, "/v1/models", HEALTH_TIMEOUT_S)
+    except UNREACHABLE as error:
+        raise ServerError(f"{url} does not answer: {error}") from error
+    return RunningServer(url, startup_s=0.0, model=model)
 
 
 def free_port() -> int:
@@ -64,13 +97,27 @@ def free_port() -> int:
 
 
 def launch(
-    system: System, config: Configuration, target: Target, interpreter: Interpreter, root: Path
+    system: System,
+    config: Configuration,
+    target: Target,
+    interpreter: Interpreter,
+    root: Path,
+    memory: tuple[float, float] | None = None,
 ) -> Launch:
-    """The launch of a system in one of its configurations."""
+    """The launch of a system in one of its configurations.
+
+    `memory`: its share of the GPU's memory and the share that is free now; None leaves it its own default.
+    Raises ServerError when that is not to be had.
+    """
     port = free_port()
+    command = system.command(target, port)
+    if config.entry is not None:
+        command[:2] = config.entry
+    if memory is not None:
+        command += system.memory_flags(*memory)
     return Launch(
-        argv=[str(interpreter.python), *system.command(target, port), *config.flags],
-        environment=interpreter.process_environment() | dict(system.variables),
+        argv=[str(interpreter.python), *command, *config.flags],
+        environment=interpreter.process_environment() | dict(system.variables) | config.variables,
         cwd=root if system.runs_in_checkout else None,
         ready_limit_s=system.ready_limit_s,
         port=port,
@@ -96,7 +143,7 @@ def running(server: Launch, log: Path, on_wait: Callable[[float], None]) -> Iter
             start_new_session=True,
         )
         try:
-            while not _healthy(server.port):
+            while not _healthy(server.url):
                 waited = time.monotonic() - started
                 if process.poll() is not None:
                     raise ServerError(
@@ -106,25 +153,19 @@ def running(server: Launch, log: Path, on_wait: Callable[[float], None]) -> Iter
                     raise ServerError(f"server not ready after {server.ready_limit_s:g} s\n{tail(log)}")
                 on_wait(waited)
                 time.sleep(POLL_INTERVAL_S)
-            yield RunningServer(server.url, time.monotonic() - started, process.pid)
-            if process.poll() is not None:
-                raise ServerError(
-                    f"server ended with status {process.returncode} while it was used\n{tail(log)}"
-                )
+            ready = RunningServer(server.url, time.monotonic() - started, process, log)
+            yield ready
+            ready.check()
         finally:
             process.terminate()
             process.wait()
 
 
-def _healthy(port: int) -> bool:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=HEALTH_TIMEOUT_S)
+def _healthy(url: str) -> bool:
     try:
-        connection.request("GET", "/health")
-        return connection.getresponse().status == 200
-    except (OSError, http.client.HTTPException):
+        return fetch(url, "/health", HEALTH_TIMEOUT_S)[0] == 200
+    except UNREACHABLE:
         return False
-    finally:
-        connection.close()
 
 
 def tail(log: Path) -> str:

@@ -35,8 +35,8 @@ def _stop(*_: object) -> None:
     raise _Stop
 
 
-def _children() -> list[int]:
-    """Process ids of all descendants of this process, from /proc/<pid>/stat."""
+def descendants(root: int) -> list[int]:
+    """Process ids of all descendants of a process, parents before children, from /proc/<pid>/stat."""
     parents: dict[int, int] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -45,21 +45,25 @@ def _children() -> list[int]:
             continue
         parents[int(stat.parent.name)] = int(fields[1])
     found: list[int] = []
-    generation = {os.getpid()}
+    generation = {root}
     while generation:
         generation = {pid for pid, parent in parents.items() if parent in generation}
         found += generation
     return found
 
 
+def _signal_descendants(number: signal.Signals) -> None:
+    for pid in descendants(os.getpid()):
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            continue
+
+
 def _kill_descendants() -> None:
     """SIGKILL until no child is left; what is orphaned meanwhile arrives here as a child."""
     while True:
-        for pid in _children():
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+        _signal_descendants(signal.SIGKILL)
         try:
             while os.waitpid(-1, os.WNOHANG) != (0, 0):
                 pass
@@ -69,10 +73,15 @@ def _kill_descendants() -> None:
 
 
 def _end(server: "subprocess.Popen[bytes]") -> None:
+    """SIGTERM to the first process, SIGKILL to what is left. A frozen server is woken: it must be able to
+    hear."""
     if server.poll() is None:
+        began = time.monotonic()
         server.terminate()
+        _signal_descendants(signal.SIGCONT)
         try:
             server.wait(GRACE_S)
+            print(f"watchdog: server ended {time.monotonic() - began:.1f} s after SIGTERM", flush=True)
         except subprocess.TimeoutExpired:
             print(f"watchdog: no end within {GRACE_S:g} s of SIGTERM, killing", flush=True)
     _kill_descendants()

@@ -1,10 +1,16 @@
-"""The English prompts of the repository: prompts.jsonl, one {"id", "prompt"} a line."""
+"""The English prompts of the repository: prompts.jsonl, one {"id", "prompt"} a line, and requests made of
+them."""
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+from harness.workload.checks import ScheduleError
+from harness.workload.streams import named_stream, shuffle
 
 PROMPTS_FILE = Path(__file__).with_name("prompts.jsonl")
 
@@ -43,3 +49,26 @@ def load_prompts(path: Path = PROMPTS_FILE) -> tuple[Prompt, ...]:
     if not prompts:
         raise PromptError(f"{path} holds no prompts")
     return tuple(prompts.values())
+
+
+def shuffled_rounds(texts: Sequence[str], seed: int) -> Iterator[str]:
+    """Endless texts of the set, each once a round, every round in an order of its own (stream "prompts")."""
+    if not texts:
+        raise ScheduleError("the list of prompts is empty; at least 1 is needed")
+    stream = named_stream(seed, "prompts")
+    while True:
+        order = list(range(len(texts)))
+        shuffle(stream, order)
+        yield from (texts[place] for place in reversed(order))
+
+
+def timed_prompts(texts: Sequence[str], *, name: str, seed: int) -> Iterator[str]:
+    """Endless different prompts: texts in shuffled rounds, each behind a serial line of its own.
+
+    The line ("Request 0042 of NAME-SEED.") comes first, so that two requests share no more than the few
+    tokens before their serials part, less than a cache block: no prefix cache can answer one request from
+    another, nor from a schedule of another name or seed. Playing the same file again does meet its own
+    prompts.
+    """
+    rounds = shuffled_rounds(texts, seed)
+    return (f"Request {serial:04d} of {name}-{seed}.\n\n{next(rounds)}" for serial in itertools.count())

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.agreement import agreement
-from harness.rows import RunIdentity, raw_frames, serving_row
+from harness.rows import RunIdentity, serving_row
 from harness.schema import (
     SCHEMA_VERSION,
     CellRecord,
@@ -21,7 +21,7 @@ from harness.schema import (
 )
 from harness.store import Run, RunWriter, load_run
 from harness.tables import records_to_csv
-from tests.harness.made import MS, cell_record, identity, record
+from tests.harness.made import MS, cell_record, identity, record, started, tables
 
 SPEED = {"engine": 1.0, "vllm": 1.9, "sglang": 1.4}
 H200 = GpuInfo(
@@ -91,12 +91,13 @@ def make_run(
     hardware = Hardware(cpu_model="a cpu", cpu_cores=16, memory_bytes=2**37, kernel="6.1", gpus=[H200])
     model = ModelInfo(name="smollm2-135m", weights="real", source="a wheel", sha256={"config.json": "d" * 64})
     who = RunIdentity(run=name, box="nvidia-h200-16c", hardware=hardware, source=base.source, model=model)
-    writer = RunWriter(results, name, "smoke", "2026-01-01T00:00:00Z")
+    writer = RunWriter(results, name)
+    writer.note(started())
     rows: list[ServingRow] = []
     for number, made in enumerate(cells):
-        frames = raw_frames(made.cell, requests_of(made, number))
-        writer.add_cell(made, frames)
-        rows.append(serving_row(who, made, *frames.values()))
+        measured = tables(requests_of(made, number), made.cell)
+        writer.add_cell(made, measured.frames())
+        rows.append(serving_row(who, made, measured))
     if correctness is not None:
         writer.write("correctness.csv", records_to_csv(CorrectnessRow, correctness))
     manifest = Manifest(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,20 @@ from matplotlib.figure import Figure
 
 from figures import latency, throughput
 from figures.make_figures import DRAWN, differences, drawn_files, drawn_folders, main
-from figures.runs import RESULTS, ROOT, complete_runs, latencies, panels, valid_rows
+from figures.runs import RESULTS, ROOT, complete_runs, describe_origin, latencies, panels, valid_rows
 from figures.style import house_style
+from harness.schema import Session
 from harness.store import Run
+from tests.figures.made_ladder import Ladder, make_ladder
 from tests.figures.made_run import cell, make_run
+
+LADDER = Ladder(
+    lines=(("engine", "default"), ("vllm", "tuned")),
+    concurrencies=(1, 4, 16),
+    rates=(5.0, 20.0),
+    repetitions=2,
+    requests=6,
+)
 
 
 @pytest.fixture(scope="module")
@@ -41,21 +52,50 @@ def texts(figure: Figure | None) -> list[str]:
     return found
 
 
-def test_the_same_data_gives_the_same_bytes_whatever_the_user_has_set(results: Path, tmp_path: Path) -> None:
-    settings = tmp_path / "matplotlibrc"
+def drawn_with_other_settings(results: Path, drawn: Path, settings: Path) -> None:
+    """Draws in another process, whose user has changed what matplotlib and the machine let a user change."""
     settings.write_text("font.family: serif\nsvg.fonttype: none\nsavefig.dpi: 40\nlines.linewidth: 9\n")
     changed = {"MATPLOTLIBRC": str(settings), "TZ": "Asia/Tokyo", "LC_ALL": "C", "SOURCE_DATE_EPOCH": "5"}
-    command = [
-        sys.executable,
-        "-m",
-        "figures.make_figures",
-        "--results",
-        results,
-        "--out",
-        tmp_path / "drawn",
-    ]
+    command = [sys.executable, "-m", "figures.make_figures", "--results", results, "--out", drawn]
     subprocess.run(command, cwd=ROOT, env=os.environ | changed, check=True)
+
+
+def test_the_same_data_gives_the_same_bytes_whatever_the_user_has_set(results: Path, tmp_path: Path) -> None:
+    drawn_with_other_settings(results, tmp_path / "drawn", tmp_path / "matplotlibrc")
     assert main(["--results", str(results), "--out", str(tmp_path / "drawn"), "--check"]) == 0
+
+
+@pytest.mark.slow
+def test_figures_over_load_are_the_same_bytes_too(tmp_path: Path) -> None:
+    make_ladder(tmp_path / "results", "ladder", LADDER)
+    drawn_with_other_settings(tmp_path / "results", tmp_path / "drawn", tmp_path / "matplotlibrc")
+    assert len(list((tmp_path / "drawn/ladder").iterdir())) == 12
+    assert main(["--results", str(tmp_path / "results"), "--out", str(tmp_path / "drawn"), "--check"]) == 0
+
+
+def test_many_configurations_have_bars_alone_in_the_order_of_the_run(tmp_path: Path) -> None:
+    lines = tuple(("vllm", config) for config in ("default", *(f"tune-{number}" for number in range(8))))
+    ladder = Ladder(lines=lines, concurrencies=(64, 256), rates=(), repetitions=2, requests=1)
+    made = make_ladder(tmp_path, "tuning", ladder)
+    assert latency.draw(made) is None
+    figure = throughput.draw(made)
+    assert figure is not None
+    for axes in figure.axes:
+        labels = [label.get_text() for label in axes.get_yticklabels()]
+        assert labels == ["vLLM", *(f"vLLM · tune-{number}" for number in range(8))]
+
+
+def test_sessions_and_what_was_cut_are_said(run: Run) -> None:
+    first = run.manifest
+    later = Session(
+        created_at="2026-01-02T00:00:00Z", command=[], source=first.source, box="another", environments={},
+        hardware=first.hardware, client_ceiling=None,
+    )  # fmt: skip
+    manifest = first.model_copy(update={"later_sessions": [later], "planned_cells": 9})
+    assert describe_origin(replace(run, manifest=manifest)) == (
+        "run r1 · commit ffffffffff · 2 sessions on nvidia-h200-16c and another, see manifest.json · "
+        "cut after 6 of 9 cells"
+    )
 
 
 def test_check_names_what_is_different(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,7 +161,7 @@ def test_only_equal_schedules_share_a_panel(tmp_path: Path) -> None:
     run = make_run(
         tmp_path, cells=[cell(0, "engine", "closed"), cell(1, "vllm", "closed", schedule_sha256="9" * 64)]
     )
-    assert [[series.system for series in panel.series] for panel in panels(valid_rows(run))] == [
+    assert [[series.system for series in panel.series] for panel in panels(run, valid_rows(run))] == [
         ["vllm"],
         ["engine"],
     ]
@@ -130,12 +170,12 @@ def test_only_equal_schedules_share_a_panel(tmp_path: Path) -> None:
 def test_repetitions_are_joined_and_said(tmp_path: Path) -> None:
     run = make_run(tmp_path, cells=[cell(0, "engine", "closed"), cell(1, "engine", "closed", repetition=1)])
     assert "n = 500 requests, 20 s, 2 runs" in texts(throughput.draw(run))
-    (series,) = panels(valid_rows(run))[0].series
+    (series,) = panels(run, valid_rows(run))[0].series
     assert latencies(run, series).ttft_ms.size == 500
 
 
 def test_medians_of_the_curves_are_those_of_serving_csv(run: Run) -> None:
-    for panel in panels(valid_rows(run)):
+    for panel in panels(run, valid_rows(run)):
         for series in panel.series:
             found = latencies(run, series)
             row = series.rows.iloc[0]

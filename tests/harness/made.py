@@ -7,9 +7,11 @@ from typing import Any
 
 import pandas as pd
 
+from harness.client.received import Received, Tally
 from harness.client.record import RequestRecord
-from harness.rows import RunIdentity, raw_frames
-from harness.schema import CellRecord, Hardware, ModelInfo, Source
+from harness.metrics import CellMetrics, Slo, Window, cell_metrics
+from harness.rows import CellTables, RunIdentity, raw_frames
+from harness.schema import RECEIVED_BIN_MS, CellRecord, Hardware, ModelInfo, Session, Source, Started
 
 MS = 1_000_000
 S = 1_000_000_000
@@ -38,10 +40,11 @@ def record(
         cached_tokens=0,
         first_event_tokens=chunks[0][1] if chunks else None,
         finish_reason="length",
-        output_sha256="0" * 64,
+        output_sha256="0" * 16,
         output_text=None,
         output_ids=None,
         token_count_method="continuous_usage" if chunks else None,
+        events=len(chunks),
         empty_events=1,
         bytes_after_done=0,
         chunk_ns=array("q", [at for at, _ in chunks]),
@@ -60,10 +63,29 @@ def steady(
     ]
 
 
+def received(records: list[RequestRecord]) -> Received:
+    """What arrived in all of them."""
+    tally = Tally(RECEIVED_BIN_MS)
+    for each in records:
+        tally.add(each.chunk_ns, each.chunk_tokens)
+    return tally.received()
+
+
+def tables(records: list[RequestRecord], cell: str = "c0") -> CellTables:
+    """Every raw table."""
+    return CellTables.of(raw_frames(cell, records, received(records)))
+
+
 def frames(records: list[RequestRecord], cell: str = "c0") -> tuple[pd.DataFrame, pd.DataFrame]:
     """requests and events tables."""
-    made = raw_frames(cell, records)
-    return made["requests.csv.gz"], made["events.csv.gz"]
+    made = tables(records, cell)
+    return made.requests, made.events
+
+
+def measured(records: list[RequestRecord], window: Window, slo: Slo) -> CellMetrics:
+    """The metrics of a cell that has these records."""
+    made = tables(records)
+    return cell_metrics(made.requests, made.events, made.received, window, slo)
 
 
 def cell_record(**changes: Any) -> CellRecord:
@@ -98,6 +120,31 @@ def cell_record(**changes: Any) -> CellRecord:
         limits={"lag_p99_ms": 10.0},
     )
     return CellRecord(**(fields | changes))
+
+
+def started() -> Started:
+    """What a run in progress has noted."""
+    known = identity()
+    session = Session(
+        created_at="2026-01-01T00:00:00Z",
+        command=["run", "smoke"],
+        source=known.source,
+        box=known.box,
+        hardware=known.hardware,
+        environments={},
+        client_ceiling=None,
+    )
+    return Started(
+        run="r1",
+        stage="smoke",
+        stage_sha256="b" * 64,
+        device="cpu",
+        model=known.model,
+        sessions=[session],
+        servers=[],
+        correctness=[],
+        agrees={},
+    )
 
 
 def identity() -> RunIdentity:

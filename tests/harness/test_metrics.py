@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness import metrics
-from harness.metrics import Slo, Window, cell_metrics, percentile
+from harness.metrics import Slo, Window, percentile
 from harness.schema import GpuSampleRow
 from harness.tables import records_to_frame
+from tests.harness import made
 from tests.harness.made import MS, S, frames, record, steady
 
 WINDOW = Window(2 * S, 12 * S)
@@ -17,7 +18,7 @@ SLO = Slo(ttft_ms=500, tpot_ms=50)
 
 
 def measured(records, window=WINDOW, slo=SLO):
-    return cell_metrics(*frames(records), window, slo)
+    return made.measured(records, window, slo)
 
 
 def test_a_steady_load_gives_its_own_numbers():
@@ -90,10 +91,12 @@ def test_without_requests_nothing_is_defined():
     assert result.token_count_method == "none"
 
 
-def test_a_request_that_could_not_be_sent_has_infinite_lag():
-    result = measured([record(0, 3 * S, [], sent_ns=None, status="reset", error="refused")])
-    assert result.lag_ms_p99 == math.inf
-    assert result.sent_in_window == 0
+def test_a_request_that_could_not_be_sent_failed_and_was_not_late():
+    refused = record(0, 3 * S, [], sent_ns=None, status="reset", error="refused")
+    result = measured([refused])
+    assert result.lag_ms_p99 is None
+    assert (result.failed, result.sent_in_window) == (1, 0)
+    assert measured([refused, record(1, 3 * S, [(4 * S, 1)], lag_ns=2 * MS)]).lag_ms_p99 == 2
 
 
 def test_a_server_that_does_not_report_cached_tokens_leaves_the_column_empty():
@@ -168,3 +171,44 @@ def test_frames_keep_integers_exact():
     requests, events = frames([record(0, 2**53 // 4 + 1, [(2**53 // 4 + 1_001, 1)])])
     assert requests["intended_ns"].tolist() == [2**53 // 4 + 1]
     assert isinstance(events["gap_us"].dtype, pd.Int64Dtype)
+
+
+def test_what_arrived_is_the_same_from_events_and_from_bins():
+    records = [
+        record(0, 0, [(9_999_999, 2), (10_000_000, 1), (10_000_000, 1)]),
+        record(3, 5 * MS, [(10_000_500, 1), (31 * MS, 4)]),
+    ]
+    made_ = made.tables(records)
+    again = metrics.received_from_events(made_.requests, made_.events)
+    pd.testing.assert_frame_equal(again, made_.received)
+    assert again["t_ms"].tolist() == [0, 10, 30]
+    assert again["events"].tolist() == [1, 3, 1]
+    assert again["reads"].tolist() == [1, 2, 1]
+    assert again["tokens"].tolist() == [2, 3, 4]
+
+
+def test_no_events_are_an_empty_table():
+    requests, events = frames([])
+    assert metrics.received_from_events(requests, events).empty
+
+
+def test_gaps_between_events_leave_out_the_first_and_other_requests():
+    requests, events = frames(
+        [record(0, 0, [(10 * MS, 1), (14 * MS, 3), (15 * MS, 1)]), record(1, 0, [(10 * MS, 1), (90 * MS, 1)])]
+    )
+    assert metrics.icl_ms(requests, events).tolist() == [4, 1, 80]
+    assert metrics.icl_ms(requests[requests["request"] == 0], events).tolist() == [4, 1]
+
+
+def test_gpu_state_is_that_of_the_window():
+    def reading(t_ns, clock, temperature, bits):
+        return GpuSampleRow(
+            cell="c0", gpu=0, t_ns=t_ns, energy_mj=None, power_mw=None, sm_clock_mhz=clock,
+            memory_clock_mhz=None, temperature_c=temperature, throttle_reasons=bits,
+        )  # fmt: skip
+
+    rows = [reading(S, 100, 99, 0x40), reading(3 * S, 1500, 60, 0x4), reading(4 * S, 1700, 65, 0x1)]
+    found = metrics.gpu_state(records_to_frame(GpuSampleRow, rows), WINDOW)
+    assert found == metrics.GpuState(1600, 65, 0x5)
+    nothing = metrics.gpu_state(records_to_frame(GpuSampleRow, []), WINDOW)
+    assert nothing == metrics.GpuState(None, None, 0)

@@ -1,6 +1,7 @@
 """The whole of `python -m harness run`, against the null server, whose times are known."""
 
 import dataclasses
+import gzip
 import json
 import shutil
 import signal
@@ -11,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from harness.__main__ import main
-from harness.store import IncompleteRun, list_runs, load_run
+from harness.store import IncompleteRun, list_runs, load_run, sha256_of
 from harness.systems import SYSTEMS
 from harness.systems.null import NULL
 from harness.verify import verify
+from tests.harness.made import started
 from tests.harness.systems.test_process import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -25,26 +27,24 @@ model = "{model}"
 max_model_len = 128
 seed = 1
 [cpu]
-systems = ["null"]
+systems = {systems}
 dtype = "float32"
 client_workers = 1
 limits = {{ lag_p99_ms = 5000, min_window_s = 0.5 }}
 slo = {{ ttft_ms = 5000, tpot_ms = 5000 }}
-warmup = {{ requests = 4, concurrency = 2, max_tokens = [4, 4] }}
+warmup = {{ requests = 4, concurrency = 2, output = [4, 4], max_rounds = 1 }}
+{more}
 ceiling = {{ concurrency = 8, seconds = 0.3 }}
 [[cpu.cells]]
 name = "closed"
-load = "closed"
-concurrency = 2
-requests = {requests}
-max_tokens = [8, 8]
+load = {{ shape = "closed", concurrency = 2, requests = {requests} }}
+output = [8, 8]
 ramp_s = 0.2
 window_s = {window_s}
 [[cpu.cells]]
 name = "open"
-load = "poisson"
-rate_rps = 20
-max_tokens = [4, 8]
+load = {{ shape = "poisson", rate_rps = 20 }}
+output = [4, 8]
 ramp_s = 0.2
 window_s = 1.0
 """
@@ -59,9 +59,21 @@ def place(tmp_path_factory):
     return folder
 
 
-def stage_file(place: Path, name: str, *, requests: int = 400, window_s: float = 1.0) -> Path:
+def stage_file(
+    place: Path,
+    name: str,
+    *,
+    requests: int = 400,
+    window_s: float = 1.0,
+    systems: str = '["null"]',
+    more: str = "",
+    after: str = "",
+) -> Path:
     path = place / f"{name}.toml"
-    path.write_text(STAGE.format(model=place / "model", requests=requests, window_s=window_s))
+    text = STAGE.format(
+        model=place / "model", requests=requests, window_s=window_s, systems=systems, more=more
+    )
+    path.write_text(text + after)
     return path
 
 
@@ -104,10 +116,14 @@ def test_the_manifest_says_what_ran(place, finished):
     assert manifest.client_ceiling.events_per_s > 0
     assert manifest.environments["project"].packages["pydantic"]
     assert {schedule.file for schedule in manifest.schedules} == {
-        "schedules/closed.jsonl", "schedules/open.jsonl", "schedules/warmup.jsonl",
+        "schedules/closed-r0.jsonl.gz", "schedules/open-r0.jsonl.gz", "schedules/warmup-r0.jsonl.gz",
     }  # fmt: skip
-    by_file = {stored.path: stored.sha256 for stored in manifest.files}
-    assert all(by_file[schedule.file] == schedule.sha256 for schedule in manifest.schedules)
+    assert {schedule.file for schedule in manifest.schedules} <= {stored.path for stored in manifest.files}
+    for schedule in manifest.schedules:
+        path = place / "results" / "whole" / schedule.file
+        assert sha256_of(gzip.decompress(path.read_bytes())) == schedule.sha256
+    assert {cell.schedule_sha256 for cell in manifest.cells} < {each.sha256 for each in manifest.schedules}
+    assert manifest.planned_cells == len(manifest.cells) == 2
 
 
 def test_json_output_has_every_row_and_only_json(place, finished):
@@ -153,7 +169,7 @@ def test_an_invalid_cell_is_kept_and_makes_the_exit_code_1(place, capsys):
     short = stage_file(place, "short", requests=3)
     assert in_process(place, "run", short, "--device", "cpu", "--run", "short") == 1
     printed = capsys.readouterr().out
-    assert "null, closed C=2: INVALID: " in printed
+    assert "null, closed r0: INVALID: " in printed
     assert "schedule_too_short: all of its 3 requests" in printed
     rows = load_run(place / "results" / "short").serving
     assert rows["verdict"].tolist() == ["INVALID", "VALID"]
@@ -180,7 +196,7 @@ min_forced_agreement = 0.5
 def test_a_stage_without_cells_compares_alone(place, capsys, monkeypatch):
     answer = dict(prompt_ids=[1], prompt_tokens=1, ids=[5, 6], text="x", finish="length", gaps=[1.0, 2.0])
     reference = dict(device="cpu", dtype="float32", attention="sdpa", packages={}, wall_s=1.0)
-    monkeypatch.setattr("harness.run.run_reference", lambda *_: reference | {"answers": [answer] * 2})
+    monkeypatch.setattr("harness.check.run_reference", lambda *_: reference | {"answers": [answer] * 2})
     path = place / "alone.toml"
     path.write_text(NO_CELLS.format(model=place / "model"))
     assert in_process(place, "run", path, "--device", "cpu", "--run", "alone") == 1
@@ -191,11 +207,12 @@ def test_a_stage_without_cells_compares_alone(place, capsys, monkeypatch):
     assert run.serving.empty and run.requests.empty
     assert len(run.correctness) == 2
     assert run.manifest.reference_check.identical_share == 0
-    assert [server.purpose for server in run.manifest.servers] == ["correctness"]
+    assert len(run.manifest.servers) == 1
     assert verify(run.path) == []
     assert in_process(place, "report", "alone") == 0
     assert main(["plan", str(path), "--device", "cpu"]) == 0
-    assert "greedy output of 2 prompts against transformers" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "null up" in said and "greedy output of 2 prompts against transformers" in said
 
 
 def test_a_server_that_does_not_start_makes_rows_that_say_so(place, capsys, monkeypatch):
@@ -234,11 +251,12 @@ def test_bad_input_is_one_line_and_exit_code_2(place, capsys, arguments, message
 def test_the_next_run_of_a_stage_says_that_one_was_killed(place, capsys):
     partial = place / "results" / ".dead.partial"
     partial.mkdir(parents=True)
-    (partial / "started.json").write_text(json.dumps({"run": "dead", "stage": "known", "created_at": "then"}))
+    begun = started().model_copy(update={"run": "dead", "stage": "known"})
+    (partial / "started.json").write_text(begun.model_dump_json())
     known = stage_file(place, "known")
     assert in_process(place, "run", known, "--device", "cpu", "--run", "after", "--model", "no") == 2
     said = capsys.readouterr().err
-    assert f"incomplete run of this stage at {partial}" in said
+    assert f"incomplete run of this stage at {partial}: --run dead goes on with it" in said
     assert "model 'no' cannot be prepared: unknown model 'no'" in said
 
 
@@ -268,7 +286,7 @@ def test_a_killed_run_leaves_a_partial_folder_and_no_process(place, how):
     assert in_process(place, "verify", name) == 1
     if how is signal.SIGINT:
         assert run.returncode == 130
-        assert errors.endswith("interrupted: servers are stopped, nothing counts as a run\n")
+        assert errors.endswith("interrupted: servers are stopped; the same command with --run goes on\n")
 
 
 def runs_the_server(pid: int) -> bool:

@@ -3,10 +3,11 @@ import json
 import os
 import resource
 
+import pandas as pd
 import pytest
 
 from harness import store
-from harness.rows import raw_frames, serving_row
+from harness.rows import serving_row
 from harness.schema import SCHEMA_VERSION, CellRecord, CorrectnessRow, Environment, Manifest, ServingRow
 from harness.store import (
     DamagedRun,
@@ -19,7 +20,7 @@ from harness.store import (
     write_atomically,
 )
 from harness.verify import verify
-from tests.harness.made import cell_record, identity, steady
+from tests.harness.made import cell_record, identity, started, steady, tables
 
 
 def manifest(cells: list[CellRecord]) -> Manifest:
@@ -58,15 +59,16 @@ def manifest(cells: list[CellRecord]) -> Manifest:
 
 def written_run(results, cells=("c0", "c1")):
     """A complete run of steady cells."""
-    writer = RunWriter(results, "r1", "smoke", "2026-01-01T00:00:00Z")
+    writer = RunWriter(results, "r1")
+    writer.note(started())
     (writer.logs / "engine.log").write_text("hello\n")
     records, rows = [], []
     for position, name in enumerate(cells):
         record = cell_record(cell=name, position=position)
-        frames = raw_frames(name, steady(130 + position))
-        writer.add_cell(record, frames)
+        made = tables(steady(130 + position), name)
+        writer.add_cell(record, made.frames())
         records.append(record)
-        rows.append(serving_row(identity(), record, *frames.values()))
+        rows.append(serving_row(identity(), record, made))
     return writer.finish(manifest(records), rows)
 
 
@@ -83,7 +85,8 @@ def test_a_finished_run_loads_with_all_its_rows(tmp_path):
     assert run.records(ServingRow)[0].ttft_ms_p50 == 20
     assert run.records(CorrectnessRow) == []
     assert sorted(file.name for file in path.iterdir()) == [
-        "events.csv.gz", "gpu_samples.csv.gz", "logs", "manifest.json", "requests.csv.gz", "serving.csv",
+        "events.csv.gz", "gpu_samples.csv.gz", "logs", "manifest.json", "received.csv.gz", "requests.csv.gz",
+        "serving.csv",
     ]  # fmt: skip
     assert verify(path) == []
     assert [(state.run, state.state) for state in list_runs(tmp_path)] == [("r1", "complete")]
@@ -177,46 +180,93 @@ def test_verify_names_every_value_that_raw_rows_do_not_give(tmp_path):
     ]
 
 
-def test_verify_notices_raw_rows_changed_with_their_checksum(tmp_path):
-    path = written_run(tmp_path)
-    rows = gzip.decompress((path / "events.csv.gz").read_bytes()).replace(
-        b"c1,50,20000,1\n", b"c1,50,20000,3\n"
-    )
-    (path / "events.csv.gz").write_bytes(gzip.compress(rows, mtime=0))
+def change_table(path, name, old, new):
+    """Raw rows changed together with their checksum."""
+    rows = gzip.decompress((path / name).read_bytes())
+    assert old in rows
+    (path / name).write_bytes(gzip.compress(rows.replace(old, new, 1), mtime=0))
     content = json.loads((path / "manifest.json").read_text())
     for stored in content["files"]:
-        if stored["path"] == "events.csv.gz":
-            stored["sha256"] = store.file_sha256(path / "events.csv.gz")
+        if stored["path"] == name:
+            stored["sha256"] = store.file_sha256(path / name)
     (path / "manifest.json").write_text(json.dumps(content))
     load_run(path)
-    assert {line.split(": ")[1].split(" is ")[0] for line in verify(path)} == {
+
+
+def test_verify_notices_received_tokens_that_were_changed(tmp_path):
+    path = written_run(tmp_path)
+    change_table(path, "received.csv.gz", b"\nc1,5020,1,1,1\n", b"\nc1,5020,1,1,3\n")
+    found = verify(path)
+    assert {line.split(": ")[1].split(" is ")[0] for line in found[:3]} == {
         "output_tokens", "output_tokens_per_s", "events_per_token",
     }  # fmt: skip
+    assert found[3:] == ["received.csv.gz, cell c1: is not what events.csv.gz gives"]
+
+
+def test_verify_notices_events_that_were_changed(tmp_path):
+    path = written_run(tmp_path)
+    change_table(path, "events.csv.gz", b"\nc1,50,20000,1\n", b"\nc1,50,20000,3\n")
+    assert verify(path) == [
+        "received.csv.gz, cell c1: is not what events.csv.gz gives",
+        "events.csv.gz, cell c1: tokens of 1 request are not its output_tokens",
+    ]
+
+
+def test_verify_notices_events_that_are_missing(tmp_path):
+    path = written_run(tmp_path)
+    change_table(path, "events.csv.gz", b"\nc1,50,20000,1\n", b"\n")
+    assert [line.partition(": ")[0] for line in verify(path)] == [
+        "received.csv.gz, cell c1",
+        "events.csv.gz, cell c1",
+    ]
 
 
 def test_a_name_is_taken_once(tmp_path):
     written_run(tmp_path)
     with pytest.raises(RunExists, match="choose another name"):
-        RunWriter(tmp_path, "r1", "smoke", "now")
-    RunWriter(tmp_path, "r2", "smoke", "now")
-    with pytest.raises(RunExists):
-        RunWriter(tmp_path, "r2", "smoke", "now")
+        RunWriter(tmp_path, "r1")
+
+
+def test_a_partial_run_has_one_writer_and_then_the_next(tmp_path):
+    first = RunWriter(tmp_path, "r2")
+    assert first.started is None and first.cells == {}
+    first.note(started())
+    first.add_cell(cell_record(cell="c0"), tables(steady(130)).frames())
+    (first.folder / "cells" / "c1").mkdir()
+    (first.folder / "cells" / "c1" / "requests.csv.gz").write_bytes(b"cut sho")
+    with pytest.raises(RunExists, match="being written by another process"):
+        RunWriter(tmp_path, "r2")
+    first.close()
+    second = RunWriter(tmp_path, "r2")
+    assert second.started == started()
+    assert second.cells == {"c0": cell_record(cell="c0")}
+    for name, frame in tables(steady(130)).frames().items():
+        pd.testing.assert_frame_equal(second.frames("c0")[name], frame)
+
+
+def test_a_partial_run_that_cannot_be_read_is_not_gone_on_with(tmp_path):
+    writer = RunWriter(tmp_path, "r2")
+    writer.note(started())
+    writer.close()
+    (writer.folder / "started.json").write_text("{")
+    with pytest.raises(StoreError, match=r"started\.json cannot be read"):
+        RunWriter(tmp_path, "r2")
 
 
 @pytest.mark.parametrize("name", ["", ".hidden", "a/b", "..", "x" * 101, "a b"])
 def test_a_run_name_is_a_plain_folder_name(tmp_path, name):
     with pytest.raises(StoreError, match="run name"):
-        RunWriter(tmp_path, name, "smoke", "now")
+        RunWriter(tmp_path, name)
 
 
 def test_a_place_that_is_no_folder_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match=r"cannot make .*file/\.r1\.partial: Not a directory"):
-        RunWriter(tmp_path / "file", "r1", "smoke", "now")
+        RunWriter(tmp_path / "file", "r1")
 
 
 def test_a_full_disk_leaves_no_file_and_no_run(tmp_path):
-    writer = RunWriter(tmp_path, "r1", "smoke", "now")
+    writer = RunWriter(tmp_path, "r1")
     child = os.fork()
     if child == 0:
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
@@ -228,8 +278,8 @@ def test_a_full_disk_leaves_no_file_and_no_run(tmp_path):
             os._exit(4)
         os._exit(5)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert sorted(file.name for file in writer.folder.iterdir()) == ["logs", "started.json"]
-    assert [state.state for state in list_runs(tmp_path)] == ["incomplete"]
+    assert sorted(file.name for file in writer.folder.iterdir()) == ["logs"]
+    assert [state.run for state in list_runs(tmp_path)] == ["r1"]
 
 
 def test_no_space_left_is_said_with_what_to_do(tmp_path, monkeypatch):

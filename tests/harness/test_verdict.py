@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from harness.metrics import Slo, Window, cell_metrics
+from harness.metrics import Slo, Window
 from harness.verdict import Limits, Surroundings, judge
-from tests.harness.made import S, frames, record, steady
+from tests.harness.made import S, measured, record, steady
 
-METRICS = cell_metrics(*frames(steady(140)), Window(2 * S, 12 * S), Slo(500, 50))
+METRICS = measured(steady(140), Window(2 * S, 12 * S), Slo(500, 50))
 LIMITS = Limits(lag_p99_ms=10)
 AROUND = Surroundings(
     failure=None,
@@ -131,8 +131,23 @@ def test_any_failed_request_anywhere_in_the_play_is_a_reason(failures):
     records = steady(140) + [
         record(140 + i, 0, [], status=status, error="x") for i, status in enumerate(failures)
     ]
-    metrics = cell_metrics(*frames(records), Window(2 * S, 12 * S), Slo(None, None))
+    metrics = measured(records, Window(2 * S, 12 * S), Slo(None, None))
     assert judge(metrics, LIMITS, AROUND).valid == (not failures)
+
+
+def test_throttled_clocks_are_a_reason_a_power_cap_is_a_note():
+    assert verdict({}, {"throttle_reasons": 0x40 | 0x8}).reasons == (
+        "clocks_throttled: hardware slowdown, hardware thermal",
+    )
+    capped = verdict({}, {"throttle_reasons": 0x4 | 0x1})
+    assert capped.valid and codes(capped.notes) == ["power_capped"]
+
+
+@given(cached=st.integers(0, 1400), shared=st.booleans())
+def test_a_warm_prefix_cache_is_a_reason_where_prompts_share_nothing(cached, shared):
+    found = verdict({}, {"cached_tokens": cached, "shares_prefixes": shared})
+    assert METRICS.played_prompt_tokens == 1400
+    assert found.valid == (shared or cached <= 140)
 
 
 def test_limits_are_checked():

@@ -24,28 +24,27 @@ def test_help_lists_every_stage_and_what_is_not_built(checkout: Checkout) -> Non
     built, _, planned = done.stdout.partition("not built yet")
     assert done.returncode == 0
     assert re.findall(r"^  (\w+)  +\w", built, re.MULTILINE) == [
-        "correctness", "smoke", "test", "figures", "all",
+        "aa", "agreement", "compare", "correctness", "openloop", "sentinel", "smoke", "tune", "test",
+        "figures", "all",
     ]  # fmt: skip
-    assert {"compare", "openloop", "tune", "ablation", "profile", "attention"} <= set(
-        re.findall(r"^  (\w+) ", planned, re.MULTILINE)
-    )
+    assert {"ablation", "profile", "attention"} <= set(re.findall(r"^  (\w+) ", planned, re.MULTILINE))
 
 
 def test_a_stage_is_built_from_when_it_has_a_file(checkout: Checkout) -> None:
-    (checkout.root / "harness/stages/compare.toml").write_text('description = "closed loops"\n')
+    (checkout.root / "harness/stages/ablation.toml").write_text('description = "step by step"\n')
     built, _, planned = checkout.stage("--help").stdout.partition("not built yet")
-    assert "  compare      closed loops\n" in built
-    assert "  compare" not in planned
+    assert "  ablation     step by step\n" in built
+    assert "  ablation" not in planned
 
 
 @pytest.mark.parametrize(
-    "stage, said", [("smok", "unknown stage 'smok'"), ("compare", "'compare' is not built yet")]
+    "stage, said", [("smok", "unknown stage 'smok'"), ("ablation", "'ablation' is not built yet")]
 )
 def test_a_stage_that_is_not_there_says_what_is(checkout: Checkout, stage: str, said: str) -> None:
     done = checkout.stage(stage)
     assert done.returncode == 2
     assert said in _one_line(done.stderr)
-    assert "smoke, test, figures, all" in done.stderr
+    assert "tune, test, figures, all" in done.stderr
 
 
 def test_without_a_stage_the_usage_is_shown(checkout: Checkout) -> None:
@@ -204,11 +203,11 @@ def test_nothing_is_drawn_when_nothing_was_stored(checkout: Checkout) -> None:
 
 def test_all_runs_every_stage_and_reports_the_failure(checkout: Checkout) -> None:
     checkout.add_python()
-    checkout.on_call('[[ "$2" != pytest ]] || exit 1')
+    checkout.on_call('[[ "$2" != pytest ]] || exit 1; [[ "$3" != stages ]] || echo compare smoke')
     assert checkout.stage("all").returncode == 1
     calls = [call["argv"][2:] for call in checkout.python_calls]
-    assert [call[0] for call in calls] == ["pytest", "harness", "harness", "figures.make_figures"]
-    assert [call[2] for call in calls[1:3]] == ["correctness", "smoke"]
+    assert [call[0] for call in calls] == ["pytest", "harness", "harness", "harness", "figures.make_figures"]
+    assert [call[1:] for call in calls[1:4]] == [["stages"], ["run", "compare"], ["run", "smoke"]]
     assert checkout.stage("all", "--device", "cpu").returncode == 2
 
 

@@ -3,10 +3,10 @@
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.client.completion import Completion, PlainEventScanner, parse
+from harness.client.completion import MAX_COUNT, Completion, PlainEventScanner, parse
 
 
 def event(text: str = " a", tokens: int = 3, **changes) -> dict:
@@ -79,6 +79,11 @@ def test_usage_alone() -> None:
         (b'{"usage": {"completion_tokens": true}}', "completion_tokens is bool"),
         (b'{"usage": {"completion_tokens": 3.0}}', "completion_tokens is float"),
         (b'{"usage": 3}', "int where an object belongs"),
+        (b'{"usage": {"completion_tokens": -1}}', "completion_tokens -1 is not from 0"),
+        (b'{"usage": {"completion_tokens": 1000000000}}', "completion_tokens 1000000000 is not from 0"),
+        (b"[" * 100_000, "not JSON"),
+        (b"\xef\xbb\xbf{}", "not JSON"),
+        ("{}".encode("utf-16-le"), "not JSON"),
     ],
 )
 def test_what_is_no_completion_is_an_error(data: bytes, named: str) -> None:
@@ -109,6 +114,8 @@ def test_scanner_reads_events_of_the_learned_form(options: dict) -> None:
         event(usage=None),
         event(usage={"prompt_tokens": 5, "total_tokens": 8, "completion_tokens": 3.0}),
         event(usage={"prompt_tokens": 5, "total_tokens": 8, "completion_tokens": -3}),
+        event(usage={"prompt_tokens": 5, "total_tokens": 8, "completion_tokens": 10**9}),
+        event(usage={"prompt_tokens": 10**9, "total_tokens": 8, "completion_tokens": 3}),
         event(model="other"),
         event(text="ä"),
         event(text="\x01"),
@@ -130,6 +137,8 @@ def test_scanner_declines_all_else(changed: dict) -> None:
         encoded(event(choices=[{"index": 0, "text": None}])),
         encoded(event(choices=[{"index": 0, "text": "a", "token_ids": [1]}])),
         encoded(event(usage=None)),
+        b"\xef\xbb\xbf" + encoded(event()),
+        encoded(event()).decode().encode("utf-16-le"),
         b'{"error": {}}',
         b"nonsense",
     ],
@@ -158,7 +167,7 @@ def check_equal_to_full_parse(scanner: PlainEventScanner, data: bytes) -> bool:
     return True
 
 
-@given(st.text(), st.integers(0, 10**9), OPTIONS)
+@given(st.text(), st.integers(0, MAX_COUNT - 5), OPTIONS)  # total_tokens is 5 more
 def test_scan_equals_parse_on_any_text(text: str, tokens: int, options: dict) -> None:
     scanner = scanner_for(encoded(event(), **options))
     was_read = check_equal_to_full_parse(scanner, encoded(event(text, tokens), **options))
@@ -179,19 +188,44 @@ def test_scan_equals_parse_on_damaged_events(edits: list[tuple[int, bytes]], opt
     check_equal_to_full_parse(scanner_for(original), damaged)
 
 
+NAMES = st.sampled_from(
+    [
+        *("id", "created", "object", "error", "x", "", "usage", "choices", "index", "text", "finish_reason"),
+        *("token_ids", "completion_tokens", "prompt_tokens", "prompt_tokens_details", "cached_tokens"),
+    ]
+)
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
-    lambda children: (
-        st.lists(children, max_size=2) | st.dictionaries(st.text(max_size=5), children, max_size=2)
-    ),
+    st.none() | st.booleans() | st.integers(-1, 30) | st.floats() | st.text(max_size=3) | NAMES,
+    lambda children: st.lists(children, max_size=2) | st.dictionaries(NAMES, children, max_size=3),
     max_leaves=5,
 )
+OBJECTS = st.dictionaries(NAMES, JSON, max_size=3)
+TEXTS = st.text('ab"\\/\n\u007f\u00e9', max_size=4)
+COUNTS = st.integers(0, MAX_COUNT + 1)
 
 
-@settings(max_examples=50)
-@given(st.dictionaries(st.sampled_from(["id", "created", "usage", "x", "object", "text"]), JSON), OPTIONS)
-def test_whatever_is_learned_reads_like_a_full_parse(changes: dict, options: dict) -> None:
-    data = encoded(event() | changes, **options)
-    scanner = scanner_for(data)
-    check_equal_to_full_parse(scanner, data)
-    check_equal_to_full_parse(scanner, encoded(event(" b", 7), **options))
+@given(OBJECTS, OBJECTS, OBJECTS, st.tuples(TEXTS, TEXTS), st.tuples(COUNTS, COUNTS), st.randoms(), OPTIONS)
+def test_whatever_is_learned_reads_like_a_full_parse(
+    changes: dict, choice: dict, usage: dict, texts: tuple, counts: tuple, order, options: dict
+) -> None:
+    """An event with any other content, in any order, is learned; then come others that differ from it in
+    text, counts, or what stands around them."""
+
+    def made(text: str, tokens: int, choice: dict, usage: dict) -> bytes:
+        content = event(choices=[choice | {"text": text}], usage=usage | {"completion_tokens": tokens})
+        content = changes | content
+        return encoded({name: content[name] for name in names}, **options)
+
+    names = sorted(changes | event())
+    order.shuffle(names)
+    learned = made(texts[0], counts[0], choice, usage)
+    scanner = scanner_for(learned)
+    check_equal_to_full_parse(scanner, learned)
+    for data in (
+        made(texts[1], counts[1], choice, usage),
+        made(texts[1], counts[1], choice, dict.fromkeys(usage, counts[1])),
+        made(texts[0], counts[1], {}, usage),
+        made(texts[0], counts[1], choice, {}),
+        encoded(event(texts[1], 7), **options),
+    ):
+        check_equal_to_full_parse(scanner, data)

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from harness.client.ceiling import measure_ceiling
-from harness.client.null_process import MODEL, Pace
+from harness.client.null_process import MODEL, Lateness, Pace
 from harness.client.null_server import NullServer
 
 
@@ -54,6 +54,13 @@ def test_answers_like_an_openai_server(server: NullServer, options: dict) -> Non
     assert usages == ([expected] if options else [])
 
 
+def test_token_ids_are_counted(server: NullServer) -> None:
+    body = {"prompt": [7] * 500, "max_tokens": 2, "stream": True, "stream_options": {"include_usage": True}}
+    answer = ask(server.url + "/v1/completions", body)[1]
+    usage = json.loads(answer.split(b"\n\n")[-3].removeprefix(b"data: "))["usage"]
+    assert usage == {"prompt_tokens": 500, "total_tokens": 502, "completion_tokens": 2}
+
+
 @pytest.mark.parametrize(
     ("body", "named"),
     [
@@ -80,6 +87,32 @@ def test_unknown_path(server: NullServer) -> None:
 def test_taken_port_is_an_error(server: NullServer) -> None:
     with pytest.raises(OSError, match="in use"), NullServer(port=server.port):
         pass
+
+
+def test_lateness_of_a_paced_server_is_known() -> None:
+    with NullServer(pace=Pace.from_ms(3, 1)) as paced:
+        assert json.loads(ask(paced.url + "/pacing")[1]) == {"tokens": 0}
+        for _ in range(2):
+            ask(paced.url + "/v1/completions", {"prompt": "a", "max_tokens": 10, "stream": True})
+        pacing = json.loads(ask(paced.url + "/pacing")[1])
+    assert pacing["tokens"] == 20
+    assert 0 < pacing["late_us_p50"] <= pacing["late_us_p99"] <= pacing["late_us_max"]
+
+
+def test_percentiles_of_lateness() -> None:
+    lateness = Lateness()
+    for late_us in (*range(5, 1000, 10), 10**9):
+        lateness.add(late_us * 1000)
+    assert lateness.summary() == {
+        "tokens": 101,
+        "late_us_p50": 510,
+        "late_us_p99": 1000,
+        "late_us_max": 100_000,
+    }
+
+
+def test_flat_out_nothing_is_late(server: NullServer) -> None:
+    assert json.loads(ask(server.url + "/pacing")[1]) == {"tokens": 0}
 
 
 @pytest.mark.parametrize(("ttft_ms", "tpot_ms"), [(-1, 1), (1, float("nan")), (float("inf"), 1)])
@@ -150,3 +183,9 @@ def test_ceiling_is_measured() -> None:
 def test_ceiling_refuses_bad_values() -> None:
     with pytest.raises(ValueError, match="window_s 0"):
         measure_ceiling(workers=1, window_s=0)
+
+
+def test_ceiling_needs_a_list_that_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness.client.ceiling.MAX_REQUESTS_PER_WORKER_S", 1)
+    with pytest.raises(RuntimeError, match="all 9 requests were played before"):
+        measure_ceiling(workers=1, window_s=0.3, concurrency=8, tokens=20)

@@ -1,5 +1,6 @@
 """Plays against the null server: times, open and closed loops, and plays that cannot be carried through."""
 
+import hashlib
 import os
 import signal
 import socket
@@ -8,12 +9,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
 from harness.client.null_process import MODEL, Pace
 from harness.client.null_server import NullServer
 from harness.client.player import PlayError, cpus_for, default_workers, play
+from harness.schema import RECEIVED_BIN_MS
 from harness.workload.schedule import Schedule, ScheduledRequest, ScheduleError, closed_loop, poisson, write
 
 PROMPTS = [f"Say {word}." for word in ("one", "two", "three", "four")]
@@ -50,7 +53,7 @@ def workers_of_this_process() -> list[psutil.Process]:
 
 def test_no_token_is_seen_before_it_can_be(paced: NullServer, tmp_path: Path) -> None:
     """The server's times are known, and it is never early: neither can the client be."""
-    records, _ = play(closed(tmp_path, 24, 6, (1, 12)), paced.url, MODEL, workers=2)
+    records, _, _ = play(closed(tmp_path, 24, 6, (1, 12)), paced.url, MODEL, workers=2)
     assert {record.status for record in records} == {"ok"}
     for record in records:
         assert record.first_ns - record.sent_ns >= TTFT_MS * 1e6
@@ -66,7 +69,7 @@ def test_open_loop_sends_everything_and_nothing_early(paced: NullServer, tmp_pat
     schedule = poisson(PROMPTS, name="open", seed=2, rate_rps=60, duration_s=1.0, max_tokens=(1, 8))
     sha256 = write(schedule, tmp_path / "open.jsonl")
     calls: list[tuple[int, int | None, float]] = []
-    records, info = play(
+    records, _, info = play(
         tmp_path / "open.jsonl",
         paced.url,
         MODEL,
@@ -90,6 +93,57 @@ def test_open_loop_sends_everything_and_nothing_early(paced: NullServer, tmp_pat
     assert list(seconds) == sorted(seconds)
 
 
+def test_long_plays_keep_the_events_of_some_requests(
+    flat_out: NullServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness.client.player.EVENTS_KEPT", 1_000)
+    path = closed(tmp_path, 400, 8, (20, 20))
+    records, received, info = play(path, flat_out.url, MODEL, workers=2)
+    assert info.events_stride >= 8
+    for record in records:
+        assert len(record.chunks) == (0 if record.index % info.events_stride else 20)
+        assert (record.events, record.output_tokens, record.first_event_tokens) == (20, 20, 1)
+        assert 0 < record.first_ns <= record.last_ns
+    assert sum(len(record.chunks) for record in records) <= 1_000
+    assert received.events.sum() == received.tokens.sum() == 400 * 20
+    assert 400 <= received.reads.sum() <= 400 * 20
+
+
+@pytest.mark.slow
+def test_memory_of_a_worker_that_takes_three_million_events(flat_out: NullServer, tmp_path: Path) -> None:
+    """All of them would take 36 MB. A worker grows by its share of EVENTS_KEPT (5 MB), a record a request
+    (5 MB) and what is in flight (a few MB): by less than 20 MB in all."""
+    sizes: list[int] = []
+
+    def measure(done: int, total: int | None, seconds: float) -> None:
+        if done < total:
+            sizes.append(workers_of_this_process()[0].memory_info().rss)
+
+    path = closed(tmp_path, 6_000, 64, (512, 512))
+    records, received, info = play(path, flat_out.url, MODEL, workers=1, on_progress=measure)
+    assert received.events.sum() == 6_000 * 512
+    assert info.events_stride == 8
+    assert sum(len(record.chunk_ns) for record in records) == 6_000 // 8 * 512
+    assert max(sizes) - sizes[0] < 20e6
+
+
+def test_received_is_what_the_records_hold(paced: NullServer, tmp_path: Path) -> None:
+    records, received, info = play(closed(tmp_path, 20, 4, (1, 9)), paced.url, MODEL, workers=2)
+    assert info.events_stride == 1
+    stamps_ns = [stamp_ns for record in records for stamp_ns in record.chunk_ns]
+    bins, events = np.unique(np.array(stamps_ns) // (RECEIVED_BIN_MS * 10**6), return_counts=True)
+    assert received.t_ms.tolist() == (bins * RECEIVED_BIN_MS).tolist()
+    assert received.events.tolist() == events.tolist()
+    assert received.reads.sum() == sum(len(set(record.chunk_ns)) for record in records)
+
+
+def test_compressed_schedule(flat_out: NullServer, tmp_path: Path) -> None:
+    schedule = closed_loop(PROMPTS, name="gz", seed=1, concurrency=1, requests=2, max_tokens=(1, 1))
+    sha256 = write(schedule, tmp_path / "gz.jsonl.gz")
+    records, _, info = play(tmp_path / "gz.jsonl.gz", flat_out.url, MODEL, workers=1)
+    assert (len(records), info.schedule_sha256) == (2, sha256)
+
+
 def test_late_requests_are_sent_at_once_and_keep_their_times(flat_out: NullServer, tmp_path: Path) -> None:
     """More than can be sent in time: all due within the first microsecond."""
     requests = tuple(
@@ -97,7 +151,7 @@ def test_late_requests_are_sent_at_once_and_keep_their_times(flat_out: NullServe
         for index in range(300)
     )
     write(Schedule("burst", "open", None, 1.0, 1_000, seed=0, requests=requests), tmp_path / "burst.jsonl")
-    records, _ = play(tmp_path / "burst.jsonl", flat_out.url, MODEL, workers=2)
+    records, _, _ = play(tmp_path / "burst.jsonl", flat_out.url, MODEL, workers=2)
     assert [record.intended_ns for record in records] == list(range(300))
     assert {record.status for record in records} == {"ok"}
     assert all(record.sent_ns >= record.intended_ns for record in records)
@@ -105,7 +159,7 @@ def test_late_requests_are_sent_at_once_and_keep_their_times(flat_out: NullServe
 
 def test_timed_closed_loop_starts_a_prefix_of_the_list(flat_out: NullServer, tmp_path: Path) -> None:
     path = closed(tmp_path, 6_000, 3, (2, 30))
-    records, info = play(path, flat_out.url, MODEL, workers=2, seconds=0.3)
+    records, _, info = play(path, flat_out.url, MODEL, workers=2, seconds=0.3)
     assert [record.index for record in records] == list(range(len(records)))
     assert all(record.intended_ns < 0.3e9 for record in records)
     assert sum(record.intended_ns == 0 for record in records) == 3  # each slot is free at the start
@@ -115,18 +169,20 @@ def test_timed_closed_loop_starts_a_prefix_of_the_list(flat_out: NullServer, tmp
 
 
 def test_closed_loop_says_when_its_list_was_too_short(flat_out: NullServer, tmp_path: Path) -> None:
-    records, info = play(closed(tmp_path, 6, 2, (2, 2)), flat_out.url, MODEL, workers=1, seconds=30)
+    records, _, info = play(closed(tmp_path, 6, 2, (2, 2)), flat_out.url, MODEL, workers=1, seconds=30)
     assert len(records) == 6
     assert info.exhausted
 
 
 def test_output_is_kept_only_when_asked_and_hashed_always(flat_out: NullServer, tmp_path: Path) -> None:
     path = closed(tmp_path, 2, 1, (5, 5))
-    with_text, _ = play(path, flat_out.url, MODEL, workers=1, keep_output=True)
-    without, _ = play(path, flat_out.url, MODEL, workers=1)
+    with_text, _, _ = play(path, flat_out.url, MODEL, workers=1, keep_output=True)
+    without, _, _ = play(path, flat_out.url, MODEL, workers=1)
     assert all(len(record.output_text.split()) == 5 for record in with_text)
     assert all(record.output_text is None for record in without)
     assert [record.output_sha256 for record in with_text] == [record.output_sha256 for record in without]
+    for record in with_text:
+        assert record.output_sha256 == hashlib.sha256(record.output_text.encode()).hexdigest()[:16]
 
 
 def test_server_that_dies_is_recorded_not_raised(tmp_path: Path) -> None:
@@ -138,7 +194,7 @@ def test_server_that_dies_is_recorded_not_raised(tmp_path: Path) -> None:
             if done:
                 victim.kill()
 
-        records, _ = play(path, server.url, MODEL, workers=1, on_progress=kill_server)
+        records, _, _ = play(path, server.url, MODEL, workers=1, on_progress=kill_server)
     assert len(records) == 24
     assert {record.status for record in records} <= {"ok", "reset", "truncated"}
     refused = records[-1]

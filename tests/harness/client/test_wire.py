@@ -4,11 +4,20 @@ import itertools
 import os
 import subprocess
 import sys
+from array import array
 
 import pytest
 
-from harness.client.wire import Target, TargetError, Tickets, own_share, wire_bytes
-from harness.workload.schedule import ScheduledRequest
+from harness.client.wire import (
+    Target,
+    TargetError,
+    Tickets,
+    WireRequests,
+    build_wire_file,
+    own_share,
+    wire_bytes,
+)
+from harness.workload.schedule import Schedule, ScheduledRequest
 
 
 @pytest.mark.parametrize(
@@ -81,6 +90,22 @@ def test_processes_share_tickets_without_a_gap_or_a_double() -> None:
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 7])
 def test_shares_of_an_open_loop_are_a_partition(workers: int) -> None:
-    shares = [list(own_share(worker, workers, 20)) for worker in range(workers)]
+    shares = [list(own_share(worker, workers, array("q", range(20)))) for worker in range(workers)]
     assert sorted(itertools.chain(*shares)) == list(range(20))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_turns_are_chained() -> None:
+    """Two conversations, interleaved in the list, and a request on its own."""
+    turns = [(0, None, 0), (1, None, 0), (2, 0, 5), (3, 1, 7), (4, None, 0), (5, 2, 0)]
+    requests = tuple(
+        ScheduledRequest(index, None, "a", 1, 0.0, True, None, after, delay_ns)
+        for index, after, delay_ns in turns
+    )
+    schedule = Schedule("turns", "closed", 1, None, None, 0, requests)
+    wire = build_wire_file(schedule, Target("h", 80, "/"), "m")
+    played = WireRequests(wire)
+    os.close(wire.descriptor)
+    assert list(played.firsts) == [0, 1, 4]
+    assert [played.next_turn(index) for index in range(6)] == [2, 3, 5, None, None, None]
+    assert [played.delay_ns(index) for index in range(6)] == [0, 0, 5, 7, 0, 0]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.systems.process import Launch, ServerError, free_port, running
+from harness.systems.process import Launch, ServerError, already_running, free_port, running
 
 ROOT = Path(__file__).parents[3]
 
@@ -131,6 +131,25 @@ def test_a_server_that_never_gets_healthy_is_given_up_and_stopped(tmp_path):
     )
 
 
+def test_a_frozen_server_still_ends_in_its_own_way(tmp_path):
+    with running(server(tmp_path), tmp_path / "log", no_wait) as up:
+        pids = server_pids(tmp_path)
+        up.freeze()
+    assert not any(map(alive, pids))
+    assert "s after SIGTERM" in (tmp_path / "log").read_text()
+
+
+def test_a_server_of_somebody_else_is_used_and_left_alone(tmp_path):
+    with running(server(tmp_path), tmp_path / "log", no_wait) as ours:
+        theirs = already_running(ours.url, "m")
+        theirs.freeze()
+        assert theirs.startup_s == 0
+        theirs.check()
+        assert already_running(ours.url, "m") == theirs
+    with pytest.raises(ServerError, match=f"{ours.url} does not answer"):
+        already_running(ours.url, "m")
+
+
 def test_a_server_that_dies_while_it_is_used_is_noticed(tmp_path):
     with (
         pytest.raises(ServerError, match="while it was used"),
@@ -138,7 +157,11 @@ def test_a_server_that_dies_while_it_is_used_is_noticed(tmp_path):
     ):
         pids = server_pids(tmp_path)
         os.kill(pids[0], signal.SIGKILL)
-        wait_until(lambda: not alive(up.pid), "the watchdog waits on")
+        wait_until(lambda: not alive(up.watchdog.pid), "the watchdog waits on")
+        with pytest.raises(ServerError, match="while it was used"):
+            up.check()
+        up.freeze()
+        up.thaw()
     assert not any(map(alive, pids))
 
 

@@ -1,8 +1,7 @@
-"""Schedules: canonical files, golden hashes, statistics of arrivals, refusal of bad values and damage."""
+"""Schedules: canonical files, golden hashes, refusal of bad values and damage."""
 
-import itertools
+import gzip
 import json
-import statistics
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,13 +48,54 @@ KINDS = ("closed", "poisson", "correctness")
 @pytest.mark.parametrize(
     ("kind", "sha256"),
     [
-        ("closed", "2ce642d0692973b8fb81279f00fa8015aa7cbcf437a59c9211d3c50586767691"),
-        ("poisson", "70688c87a98679cc04b9890f5cb6f2f104578c0343854142ff269058e51adcd9"),
-        ("correctness", "8a3d97baa793853454a7f44f04da9a162ae161b2635adf89b0048c76e6365d64"),
+        ("closed", "22f9b5e00d2958f264e47c9df0d12d0ffdc6a3d38bf569ef5bc67d2e8531d04f"),
+        ("poisson", "7d9117be0d545783c6e77ebf6195f2013fcc21cea4c7a973c00aff212b2f197e"),
+        ("correctness", "1241ca745562540618ff4ccad3145e043e455124abed2449b80acac9737abb27"),
     ],
 )
 def test_golden_hash(kind: str, sha256: str, tmp_path: Path) -> None:
     assert write(build(kind), tmp_path / "schedule.jsonl") == sha256
+
+
+def conversation(**changes) -> Schedule:
+    first = ScheduledRequest(0, None, "a", 4, temperature=0.0, ignore_eos=True, seed=None)
+    second = replace(first, index=1, prompt="ab", after=0, delay_ns=5)
+    third = replace(first, index=2, prompt="c", **changes)
+    return Schedule("talk", "closed", 2, None, None, seed=0, requests=(first, second, third), start_over_ns=9)
+
+
+def test_conversations_are_kept(tmp_path: Path) -> None:
+    write(conversation(), tmp_path / "s.jsonl")
+    assert read(tmp_path / "s.jsonl")[0] == conversation()
+
+
+def test_a_conversation_has_no_branches(tmp_path: Path) -> None:
+    with pytest.raises(ScheduleError, match=r"request 2 .*after 0 has a next turn already"):
+        write(conversation(after=0), tmp_path / "s.jsonl")
+    write(conversation(after=1), tmp_path / "s.jsonl")
+
+
+def test_a_gzip_file_has_the_hash_of_its_text(tmp_path: Path) -> None:
+    plain, packed = tmp_path / "s.jsonl", tmp_path / "s.jsonl.gz"
+    sha256 = write(build("closed"), plain)
+    assert write(build("closed"), packed) == sha256
+    assert gzip.decompress(packed.read_bytes()) == plain.read_bytes()
+    assert read(packed) == read(plain) == (build("closed"), sha256)
+    first = packed.read_bytes()
+    write(build("closed"), packed)
+    assert packed.read_bytes() == first
+    assert first[4:8] == bytes(4)  # no time of writing
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda data: data[:-9], lambda data: data[:40] + b"x" * 9 + data[49:], lambda _: b"{}"]
+)
+def test_a_damaged_gzip_file_is_refused(damage, tmp_path: Path) -> None:
+    path = tmp_path / "s.jsonl.gz"
+    write(build("closed"), path)
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(ScheduleError, match=f"{path}: not a whole gzip file"):
+        read(path)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -105,37 +145,6 @@ def test_correctness_takes_the_first_prompts_as_they_are() -> None:
     schedule = correctness(PROMPTS, count=3, max_tokens=32)
     assert tuple(request.prompt for request in schedule.requests) == PROMPTS[:3]
     assert all(not request.ignore_eos and request.max_tokens == 32 for request in schedule.requests)
-
-
-@pytest.fixture(scope="module")
-def long_poisson() -> list[int]:
-    schedule = poisson(PROMPTS, name="long", seed=3, rate_rps=20, duration_s=500, max_tokens=(1, 1))
-    return [request.intended_ns for request in schedule.requests]
-
-
-def test_poisson_rate_and_order(long_poisson: list[int]) -> None:
-    assert long_poisson == sorted(long_poisson)
-    assert long_poisson[0] >= 0
-    assert long_poisson[-1] < 500 * 10**9
-    assert abs(len(long_poisson) - 10_000) < 4 * 10_000**0.5
-
-
-def test_poisson_counts_are_as_dispersed_as_poisson(long_poisson: list[int]) -> None:
-    """Variance / mean of the counts per second is 1; its standard deviation is sqrt(2 / (bins - 1))."""
-    counts = [0] * 500
-    for intended_ns in long_poisson:
-        counts[intended_ns // 10**9] += 1
-    dispersion = statistics.variance(counts) / statistics.mean(counts)
-    assert abs(dispersion - 1) < 4 * (2 / 499) ** 0.5
-
-
-def test_poisson_gaps_are_exponential(long_poisson: list[int]) -> None:
-    gaps = [later - earlier for earlier, later in itertools.pairwise(long_poisson)]
-    assert min(gaps) >= 0
-    mean = statistics.mean(gaps)
-    assert abs(statistics.stdev(gaps) / mean - 1) < 0.04
-    for multiple, share in ((0.5, 0.3935), (1.0, 0.6321), (2.0, 0.8647)):
-        assert abs(sum(gap <= multiple * mean for gap in gaps) / len(gaps) - share) < 0.02
 
 
 @pytest.mark.parametrize(
@@ -207,7 +216,7 @@ def _spaced(lines: list[str]) -> list[str]:
         (lambda lines: ["[1]"], "line 1: not a JSON object"),
         (lambda lines: [*lines[:4], lines[4][:20], *lines[5:]], "line 5: not JSON"),
         (_damage_count, "its header says"),
-        (_edit(0, version=2), "line 1: version 2; this reader knows 1"),
+        (_edit(0, version=1), "line 1: version 1; this reader knows 2"),
         (_edit(0, rate_rps=0.0), "rate_rps 0.0"),
         (_edit(0, kind="loop"), "kind 'loop'"),
         (_edit(2, index=7), "line 3 of its file): index 7"),
@@ -216,6 +225,12 @@ def _spaced(lines: list[str]) -> list[str]:
         (_edit(2, prompt=""), "prompt is empty"),
         (_edit(2, prompt=[1, -1]), "token id -1"),
         (_edit(2, temperature=0), "temperature 0 must be a float"),
+        (_edit(0, start_over_ns=5), "start_over_ns of an open loop 5 must be an integer from 0 to 0"),
+        (_edit(0, left_out=-1), "left_out -1"),
+        (_edit(2, delay_ns=5), "line 3 of its file): delay_ns of a first turn 5"),
+        (_edit(2, after=0), "line 3 of its file): intended_ns"),
+        (_edit(2, after=1, intended_ns=None), "line 3 of its file): after 1 must be an integer from 0 to 0"),
+        (_edit(2, after=0, intended_ns=None, delay_ns=-1), "line 3 of its file): delay_ns -1"),
         (_edit(2, extra=1), "line 3: missing fields [], unknown fields ['extra']"),
         (_drop_field, "line 4: missing fields ['max_tokens']"),
         (_spaced, "line 3: not in canonical form"),
