@@ -129,13 +129,12 @@ def test_a_run_that_is_being_written_is_left_alone(place, capsys):
 
 
 def test_a_budget_cuts_where_all_systems_are_alike_and_the_rest_is_added_later(place, abba, capsys):
-    stage = pair(place, "cut")
+    stage = pair(place, "cut", more=RESIDENT + "\n# not that of abba")
     assert run(place, stage, "cut-a", "--budget-s", "0.1") == 0
     assert result(place, "cut-a").serving.empty
     assert "time is over: 8 cells of the plan are not measured" in capsys.readouterr().err
 
-    first = pair(place, "cut", more=RESIDENT)
-    assert run(place, first, "whole") == 0
+    assert run(place, stage, "whole") == 0
     halves = result(place, "whole").manifest
     assert halves.planned_cells == 8
 
