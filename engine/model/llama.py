@@ -6,27 +6,11 @@ import torch
 import torch.nn.functional as F
 
 from engine.config import ModelConfig
+from engine.kernels.activation import silu_mul
 from engine.kernels.linear import linear
-from engine.kernels.paged_attention import chunk_attention, decode_attention, write_kv
-from engine.kernels.rms_norm import rms_norm
-from engine.kernels.rope import apply_rope, rope_table
-
-
-@dataclass(frozen=True)
-class Batch:
-    """What one step reads: decode rows first, then the rows of each prompt chunk.
-
-    tokens, positions, kv_slots: (T,) int64. history: (B, L) int64 and visible: (B, L) bool belong to the
-    first B rows, one decode token each. chunks: for each prompt chunk its rows [first, last) and the cache
-    slots (L_c,) int64 of its sequence up to the chunk's end.
-    """
-
-    tokens: torch.Tensor
-    positions: torch.Tensor
-    kv_slots: torch.Tensor
-    history: torch.Tensor
-    visible: torch.Tensor
-    chunks: tuple[tuple[int, int, torch.Tensor], ...]
+from engine.kernels.rms_norm import add_rms_norm, rms_norm
+from engine.kernels.rope import rope_table
+from engine.model.batch import Batch
 
 
 @dataclass(frozen=True)
@@ -78,19 +62,23 @@ class Llama:
         self.cos, self.sin = rope_table(config, max_positions, dtype, device)
 
     def forward(self, batch: Batch, kv_cache: torch.Tensor) -> torch.Tensor:
-        """Hidden states (T, H) after the last layer, before the final norm; K and V go into the cache.
+        """Hidden states (T, H) after the final norm; K and V of the rows go into the cache.
 
         kv_cache: (layers, 2, cache slots, kv_heads, D).
         """
-        cos, sin = self.cos[batch.positions], self.sin[batch.positions]
+        eps = self.config.rms_norm_eps
+        rotation = batch.rotation(self.cos, self.sin)
         hidden = F.embedding(batch.tokens, self.embedding)
-        for layer, (k_cache, v_cache) in zip(self.layers, kv_cache, strict=True):
-            normed = rms_norm(hidden, layer.attention_norm, self.config.rms_norm_eps)
-            hidden = hidden + self._attention(layer, normed, cos, sin, batch, k_cache, v_cache)
-            normed = rms_norm(hidden, layer.mlp_norm, self.config.rms_norm_eps)
-            gate, up = linear(normed, layer.gate_up).chunk(2, dim=-1)
-            hidden = hidden + linear(F.silu(gate) * up, layer.down)
-        return hidden
+        normed = rms_norm(hidden, self.layers[0].attention_norm, eps)
+        # A residual sum and the norm after it are one kernel; a layer's last one is the next layer's first.
+        norms = [layer.attention_norm for layer in self.layers[1:]] + [self.norm]
+        for layer, next_norm, (k_cache, v_cache) in zip(self.layers, norms, kv_cache, strict=True):
+            qkv = linear(normed, layer.qkv)
+            attended = batch.attend(qkv, rotation, k_cache, v_cache, self.config.num_heads)
+            hidden, normed = add_rms_norm(hidden, linear(attended, layer.output), layer.mlp_norm, eps)
+            gated = silu_mul(linear(normed, layer.gate_up))
+            hidden, normed = add_rms_norm(hidden, linear(gated, layer.down), next_norm, eps)
+        return normed
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """(R, vocab), from rows (R, H) of forward()'s result: fp32, or fp64 for an fp64 model.
@@ -98,32 +86,7 @@ class Llama:
         The product's sums are fp32 anyway; rounding them to bf16, whose neighbours lie 0.125 apart from 16
         on, would make ties of the best tokens.
         """
-        normed = rms_norm(hidden, self.norm, self.config.rms_norm_eps)
-        if normed.dtype == torch.bfloat16 and normed.is_cuda:
-            return torch.mm(normed, self.head.t(), out_dtype=torch.float32)
-        logits = linear(normed, self.head)
+        if hidden.dtype == torch.bfloat16 and hidden.is_cuda:
+            return torch.mm(hidden, self.head.t(), out_dtype=torch.float32)
+        logits = linear(hidden, self.head)
         return logits if logits.dtype == torch.float64 else logits.float()
-
-    def _attention(
-        self,
-        layer: Layer,
-        normed: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        batch: Batch,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-    ) -> torch.Tensor:
-        c = self.config
-        heads = linear(normed, layer.qkv).view(-1, c.num_heads + 2 * c.num_kv_heads, c.head_dim)
-        value = heads[:, c.num_heads + c.num_kv_heads :]
-        rotated = apply_rope(heads[:, : c.num_heads + c.num_kv_heads], cos, sin)
-        query, key = rotated[:, : c.num_heads], rotated[:, c.num_heads :]
-        write_kv(k_cache, batch.kv_slots, key)
-        write_kv(v_cache, batch.kv_slots, value)
-        parts = []
-        if decodes := batch.history.shape[0]:
-            parts.append(decode_attention(query[:decodes], k_cache, v_cache, batch.history, batch.visible))
-        for first, last, history in batch.chunks:
-            parts.append(chunk_attention(query[first:last], k_cache, v_cache, history))
-        return linear(torch.cat(parts).flatten(1), layer.output)

@@ -4,8 +4,8 @@ from engine.config import ConfigError, EngineConfig
 from engine.model.llama import Llama
 from engine.serving.request import Request, SamplingParams, Update
 from engine.serving.runner import Runner
-from engine.serving.sampler import MAX_LOGIT_BIAS, MAX_STOP_IDS
 from engine.serving.scheduler import Scheduler
+from engine.serving.slot_row import MAX_LOGIT_BIAS, MAX_STOP_IDS
 
 
 class Engine:

@@ -1,76 +1,90 @@
-"""Greedy decode steps as CUDA graphs: one launch instead of some hundred.
+"""Greedy steps as CUDA graphs: one launch instead of some hundred.
 
-Everything such a step reads lies at fixed addresses (the device tables, by slot), so a graph is captured once
-per padded batch size and history length and replayed with other slots.
+Everything such a step reads lies at fixed addresses (its packed inputs, the device tables by slot), and
+lengths are read on the device, so a graph is captured once per padded shape and serves every Plan that fits.
 """
 
 from collections.abc import Callable
 
 import torch
 
-# Between powers of two half-way sizes, so that a padded batch is at most a third larger than asked for.
-_BATCHES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-_SHORTEST_HISTORY = 256
-# What one layer may gather of K and V in a captured step; larger steps run eagerly.
-_GATHER_BYTES = 512 << 20
+from engine.config import EngineConfig
+from engine.serving.plan import Plan
+from engine.serving.step_inputs import Shape, rows_of
 
 
-def batch_sizes(max_num_seqs: int) -> list[int]:
-    """Captured batch sizes; the largest covers every batch."""
-    return [size for size in _BATCHES if size < max_num_seqs] + [max_num_seqs]
+def decode_shapes(config: EngineConfig) -> list[Shape]:
+    """Shapes of steps without prompt chunks, smallest first; the last one covers every such step.
+
+    Powers of two, and from 16 on half-way sizes too: attention and sampling grow with the batch.
+    """
+    sizes = [1, 2, 4, 8, *_growing(16, 2, config.max_num_seqs)]
+    return [Shape(rows, rows, rows, longest_item=1) for rows in _up_to(config.max_num_seqs, sizes)]
 
 
-def history_lengths(max_model_len: int) -> list[int]:
-    """Captured history lengths: doubling, and the longest there can be."""
-    lengths = []
-    length = _SHORTEST_HISTORY
-    while length < max_model_len:
-        lengths.append(length)
-        length *= 2
-    return [*lengths, max_model_len]
+def mixed_shapes(config: EngineConfig, longest_item: int) -> list[Shape]:
+    """Shapes of steps with prompt chunks, smallest first; the last one covers every step.
+
+    Up to some 200 rows a step is bound by reading the weights, and padding is nearly free; from there on
+    compute counts, and a step is padded by a quarter at most.
+    """
+    sizes = [64, 128, 192, *_growing(256, 4, config.max_batched_tokens)]
+    found = []
+    for rows in _up_to(config.max_batched_tokens, sizes):
+        samples = min(rows, config.max_num_seqs)
+        # Each sequence of a step has at most one item that is not full.
+        items = min(rows, samples + rows // longest_item)
+        found.append(Shape(rows, items, samples, longest_item))
+    return found
 
 
-class DecodeGraphs:
-    """Captured steps by (batch, history length); their memory is one shared pool."""
+def _growing(first: int, parts: int, largest: int) -> list[int]:
+    """first, doubled again and again beyond `largest`, with each doubling cut into `parts`."""
+    powers = [first << i for i in range(largest.bit_length())]
+    return [power + power * part // parts for power in powers for part in range(parts)]
+
+
+def _up_to(largest: int, sizes: list[int]) -> list[int]:
+    return [*(size for size in sizes if size < largest), largest]
+
+
+class GreedySteps:
+    """The greedy step in every captured shape; the graphs' memory is one shared pool.
+
+    On a CPU nothing is captured, and the same padded step runs op by op.
+    """
 
     def __init__(
-        self,
-        step: Callable[[torch.Tensor, int], torch.Tensor],
-        max_num_seqs: int,
-        max_model_len: int,
-        pad_slot: int,
-        position_bytes: int,
+        self, step: Callable[[Shape], torch.Tensor], config: EngineConfig, longest_item: int
     ) -> None:
-        """step(slots, longest) queues one decode step over slots: (B,) int64 whose histories are at most
-        `longest` and returns its result rows. pad_slot: a slot that may be computed at any time without
-        effect. position_bytes: K and V of one position in one layer.
-        """
-        self._pad_slot = pad_slot
-        self._batches = batch_sizes(max_num_seqs)
-        self._lengths = history_lengths(max_model_len)
-        self._captured: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, torch.Tensor, torch.Tensor]] = {}
+        """step(shape) queues one step over the packed inputs and returns its result rows (samples, 4)."""
+        self._step = step
+        self._decode = decode_shapes(config)
+        self._mixed = mixed_shapes(config, longest_item)
+        self._captured: dict[Shape, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
+
+    def capture(self, clear: Callable[[Shape], None]) -> None:
+        """Capture every shape. clear(shape) makes the packed inputs ones that may run without effect."""
         pool = torch.cuda.graph_pool_handle()
         # The largest first: the smaller ones then fit into its memory.
-        for batch in reversed(self._batches):
-            for length in reversed(self._lengths):
-                if batch * length * position_bytes > _GATHER_BYTES:
-                    continue
-                slots = torch.full((batch,), pad_slot, dtype=torch.int64, device="cuda")
-                step(slots, length)
-                graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, pool=pool):
-                    results = step(slots, length)
-                self._captured[batch, length] = (graph, slots, results)
+        for shape in sorted((*self._decode, *self._mixed), key=lambda shape: -shape.rows):
+            clear(shape)
+            # Kernels are compiled and chosen here, which a capture cannot do.
+            self._step(shape)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool):
+                results = self._step(shape)
+            self._captured[shape] = graph, results
 
-    def replay(self, slots: list[int], longest: int) -> torch.Tensor | None:
-        """Queue a captured step that covers the batch; its result rows (B, …), or None if there is none."""
-        batch = next((size for size in self._batches if size >= len(slots)), None)
-        length = next((length for length in self._lengths if length >= longest), None)
-        captured = self._captured.get((batch, length))
-        if captured is None:
-            return None
-        graph, static_slots, results = captured
-        padded = torch.tensor(slots + [self._pad_slot] * (batch - len(slots)), dtype=torch.int64)
-        static_slots.copy_(padded.pin_memory(), non_blocking=True)
+    def covering(self, plan: Plan) -> Shape:
+        """The smallest shape that the Plan fits into."""
+        rows = rows_of(plan)
+        return next(shape for shape in (self._mixed if plan.chunks else self._decode) if shape.rows >= rows)
+
+    def run(self, shape: Shape) -> torch.Tensor:
+        """Queue the step over the packed inputs; its result rows, which the next run may overwrite."""
+        if shape not in self._captured:
+            return self._step(shape)
+        graph, results = self._captured[shape]
         graph.replay()
-        return results[: len(slots)]
+        return results

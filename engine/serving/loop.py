@@ -5,6 +5,7 @@ that socket closes, so that no engine outlives its front end.
 """
 
 import ctypes
+import gc
 import signal
 import socket
 import sys
@@ -30,6 +31,9 @@ def main(fd: int) -> int:
         try:
             options: EngineOptions = inbox.wait()[0][1]
             engine = load_engine(options)
+            # What was loaded stays: a full collection that walked through it would stop a step for long.
+            gc.collect()
+            gc.freeze()
             sock.sendall(link.pack(link.READY, _info(engine)))
             _serve(engine, sock, inbox)
         except (_FrontEndGone, BrokenPipeError, ConnectionResetError):

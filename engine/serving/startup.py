@@ -13,8 +13,8 @@ from engine.serving.engine import Engine
 
 CPU_KV_BYTES = 1 << 30
 GPU_MEMORY_SHARE = 0.85
-# What a step needs beside weights and KV on a GPU: activations of the largest batch, attention gathers,
-# fp32 logits. Left free inside the share.
+# What a step needs beside weights and KV on a GPU: activations of the largest batch, fp32 logits, captured
+# graphs. Left free inside the share.
 GPU_WORKSPACE_BYTES = 2 << 30
 
 

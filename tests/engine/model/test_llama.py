@@ -9,8 +9,9 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from engine.config import ModelConfig
+from engine.model.batch import GatheredBatch, PagedBatch
 from engine.model.checkpoint import load_checkpoint
-from engine.model.llama import Batch, Llama
+from engine.model.llama import Llama
 from engine.model.named import prepare
 
 SHAPES = {
@@ -44,7 +45,8 @@ def our_logits(
     for first, last in ((0, cut), (cut, len(tokens))):
         mine = positions[first:last]
         chunk = ((0, last - first, positions[:last]),)
-        hidden = model.forward(Batch(tokens[first:last], mine, mine, none, none.bool(), chunk), kv_cache)
+        batch = GatheredBatch(tokens[first:last], mine, mine, none, none.bool(), chunk)
+        hidden = model.forward(batch, kv_cache)
         parts.append(model.logits(hidden))
     return torch.cat(parts)
 
@@ -86,6 +88,38 @@ def test_random_models_of_every_shape(name: str, length: int, tmp_path: Path) ->
     ours, theirs, agree = errors_and_agreement(reference, checkpoint.config, checkpoint.tensors, tokens)
     assert ours <= 2 * theirs
     assert agree
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_paged_and_gathered_batches_have_the_same_logits(name: str, tmp_path: Path) -> None:
+    """Two sequences in blocks of three positions, in one batch: a chunk cut into items, then one row each."""
+    random_model(name, tmp_path)
+    checkpoint = load_checkpoint(tmp_path)
+    config, length = checkpoint.config, 20
+    tokens = torch.randint(512, (2, length), generator=torch.Generator().manual_seed(5))
+    want = [our_logits(config, checkpoint.tensors, each, torch.float64) for each in tokens]
+    model = Llama(config, checkpoint.tensors, "cpu", torch.float64, length)
+    table = torch.tensor([[7, 2, 9, 4, 11, 0, 13], [1, 8, 3, 10, 5, 12, 6]])
+    kv_cache = torch.full((config.num_layers, 2, 14 * 3, config.num_kv_heads, config.head_dim), float("nan"))
+    kv_cache = kv_cache.double()
+    got = []
+    for first, last in ((0, length - 1), (length - 1, length)):
+        count = last - first
+        positions = torch.arange(first, last).repeat(2)
+        slots = torch.arange(2).repeat_interleave(count)
+        pieces = [(row + at, min(4, count - at)) for row in (0, count) for at in range(0, count, 4)]
+        batch = PagedBatch(
+            tokens=tokens[slots, positions],
+            positions=positions,
+            kv_slots=table[slots, positions // 3] * 3 + positions % 3,
+            slots=slots,
+            items=torch.tensor([*pieces, (0, 0)], dtype=torch.int32),
+            longest_item=4,
+            block_table=table,
+            block_size=3,
+        )
+        got.append(model.logits(model.forward(batch, kv_cache)).view(2, count, -1))
+    torch.testing.assert_close(torch.cat(got, dim=1), torch.stack(want), atol=1e-9, rtol=0)
 
 
 @pytest.mark.parametrize("mutation", ["pairing", "gate_up", "theta", "norm"])

@@ -13,6 +13,8 @@ from engine.serving.engine import Engine
 from engine.serving.request import Finish, SamplingParams
 from tests.engine.oracle import oracle_greedy, oracle_logits, random_tensors, tiny_config
 
+pytestmark = pytest.mark.usefixtures("either_runner")
+
 CONFIG = tiny_config()
 WEIGHTS = random_tensors(CONFIG)
 
@@ -257,6 +259,20 @@ def test_penalties_bias_and_min_tokens_follow_their_formulas(queue_depth: int) -
         assert results[i][0] == output
         assert len(output) >= params.min_tokens
     assert results[3][0] == expected(texts[0], SamplingParams(max_tokens=24))
+
+
+def test_a_bias_ends_with_its_request() -> None:
+    """The slot's next owner, in one step with a request that has a bias again, sees nothing of it."""
+    plain = SamplingParams(max_tokens=6, ignore_eos=True)
+    biased = replace(plain, logit_bias=((17, 100.0), (3, -5.0)))
+    engine = make_engine(max_num_seqs=2)
+    (prompt,) = prompts(1, seed=9)
+    engine.add(0, prompt, biased)
+    assert run(engine)[0][0] == [17] * 6
+    engine.add(1, prompt, plain)
+    engine.add(2, prompt, replace(biased, logit_bias=((5, 100.0),)))
+    results = run(engine)
+    assert (results[1][0], results[2][0]) == (expected(prompt, plain), [5] * 6)
 
 
 @pytest.mark.parametrize("num_blocks", [64, 16])

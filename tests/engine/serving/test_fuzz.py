@@ -19,6 +19,8 @@ from engine.serving.engine import Engine
 from engine.serving.request import Finish, SamplingParams
 from tests.engine.oracle import oracle_logits, random_tensors, tiny_config
 
+pytestmark = pytest.mark.usefixtures("either_runner")
+
 CONFIG = tiny_config(num_layers=1, vocab_size=61)
 WEIGHTS = random_tensors(CONFIG, seed=1)
 MODEL = Llama(CONFIG, WEIGHTS, "cpu", torch.float64, 64)

@@ -10,14 +10,18 @@ import pytest
 
 from engine.serving.llm import LLM, Output
 from engine.serving.request import SamplingParams
+from engine.serving.runner import Runner
 from tests.engine.golden import MAX_TOKENS, PATH
 
 ANSWERS = json.loads(PATH.read_text())["answers"]
 
 
-@pytest.fixture(scope="module")
-def llm() -> LLM:
-    return LLM("smollm2-135m", device="cpu", dtype="float32", kv_cache_bytes=1 << 29, max_num_seqs=32)
+@pytest.fixture(scope="module", params=["gathered", "paged"])
+def llm(request: pytest.FixtureRequest) -> LLM:
+    llm = LLM("smollm2-135m", device="cpu", dtype="float32", kv_cache_bytes=1 << 29, max_num_seqs=32)
+    if request.param == "paged":
+        llm.engine.runner = Runner(llm.engine.config, llm.engine.runner.model, paged=True)
+    return llm
 
 
 def compare(outputs: list[Output], answers: list[dict]) -> None:

@@ -1,0 +1,103 @@
+"""The device tables by slot: history, row and blocks of every sequence, in one flat tensor.
+
+Because they are one tensor, all that a Plan changes is one list of (address, value) pairs, written at once.
+"""
+
+import math
+
+import numpy as np
+import torch
+
+from engine.config import EngineConfig
+from engine.serving.plan import Plan
+from engine.serving.slot_row import ROW_WORDS, column, packed_row, words_before
+
+# Kernels read faster what starts at a multiple of 16 bytes; 16 words are a multiple of any such unit.
+_ALIGNMENT = 16
+# What append() reads of a row.
+_STATE_WORDS = words_before("prompt_length")
+
+
+class Tables:
+    """Views by slot: tokens (slots, max_model_len), block_table (slots, blocks), rows (slots, ROW_WORDS).
+
+    There is one slot and one block more than the scheduler knows: what fills a batch up is computed for
+    pad_slot, a finished sequence of one token, and its KV goes to the last block.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.block_size = config.block_size
+        self.device = config.device
+        self.pad_slot = config.max_num_seqs
+        self._blocks = -(-config.max_model_len // config.block_size)
+        self._length = config.max_model_len
+        slots = config.max_num_seqs + 1
+        self._blocks_at = aligned(slots * ROW_WORDS)
+        self._tokens_at = self._blocks_at + aligned(slots * self._blocks)
+        words = self._tokens_at + slots * self._length
+        self._state = torch.zeros(words, dtype=torch.int64, device=config.device)
+
+        def table(first: int, width: int) -> torch.Tensor:
+            return self._state[first : first + slots * width].view(slots, width)
+
+        self.rows = table(0, ROW_WORDS)
+        self.block_table = table(self._blocks_at, self._blocks)
+        self.tokens = table(self._tokens_at, self._length)
+        self.length = column(self.rows, "length")
+        self.length[self.pad_slot] = 1
+        column(self.rows, "finished")[self.pad_slot] = 1
+        self.block_table[self.pad_slot] = config.num_blocks
+
+    def changes(self, plan: Plan) -> tuple[np.ndarray, np.ndarray]:
+        """What the admissions and grants of a Plan write: addresses and values, each (n,) int64."""
+        runs = [(admit.slot * ROW_WORDS, packed_row(admit)) for admit in plan.admits]
+        runs += [(self._tokens_at + admit.slot * self._length, admit.tokens) for admit in plan.admits]
+        runs += [
+            (self._blocks_at + grant.slot * self._blocks + grant.first_index, grant.blocks)
+            for grant in plan.grants
+        ]
+        if not runs:
+            return _NOTHING, _NOTHING
+        lengths = np.array([len(values) for _, values in runs])
+        ends = lengths.cumsum()
+        starts = np.array([first for first, _ in runs])
+        addresses = np.arange(ends[-1]) + np.repeat(starts - (ends - lengths), lengths)
+        return addresses, np.concatenate([np.asarray(values, np.int64) for _, values in runs])
+
+    def write(self, addresses: torch.Tensor, values: torch.Tensor) -> None:
+        """Apply changes, already on the device."""
+        self._state.index_copy_(0, addresses, values)
+
+    def kv_slots(self, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Where K and V of a slot's position lie in the cache; all (T,) int64."""
+        size = self.block_size
+        return self.block_table[slots, positions // size] * size + positions % size
+
+    def append(self, best: torch.Tensor, chosen: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+        """Append the chosen tokens (R,) to live slots (R,) and set finish flags.
+
+        best: (R,) the largest logit of each row; one that is not finite ends its sequence as broken. Returns
+        the result rows (R, 4) int64: tokens appended (0 or 1), token, finished, broken.
+        """
+        state = self.rows[:, :_STATE_WORDS].index_select(0, slots)
+        live = column(state, "finished") == 0
+        appended = live & (best.abs() < math.inf)
+        broken = live ^ appended
+        length = column(state, "length") + appended
+        # A finished sequence of full length has no place left: its last token is written over itself.
+        place = length - 1
+        self.tokens[slots, place] = torch.where(appended, chosen, self.tokens[slots, place])
+        over = (column(state, "stop_ids") == chosen[:, None]).any(-1) | (
+            length >= column(state, "max_length")
+        )
+        finished = column(state, "finished") | over | broken
+        self.rows[:, :2].index_copy_(0, slots, torch.stack((length, finished), dim=-1))
+        return torch.stack((appended.long(), chosen, finished, broken.long()), dim=-1)
+
+
+def aligned(words: int) -> int:
+    """`words` rounded up to where the next table may start."""
+    return -(-words // _ALIGNMENT) * _ALIGNMENT
+
+
+_NOTHING = np.zeros(0, np.int64)
