@@ -141,7 +141,7 @@ class EngineClient(asyncio.Protocol):
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        for kind, body in self._reader.feed(data):
+        for kind, body in link.joined(self._reader.feed(data)):
             if kind in (link.STEP, link.STEP_WITH_LOGPROBS):
                 updates, self.stats = body
                 for update in updates:

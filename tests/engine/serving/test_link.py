@@ -30,3 +30,37 @@ def test_step_frames_round_trip_in_any_pieces(steps: list[list[Update]], piece: 
         frames += reader.feed(stream[at : at + piece])
     tail = [(link.ADD, add), (link.STEP_WITH_LOGPROBS, (told, STATS))]
     assert frames == [(link.STEP, (step, STATS)) for step in steps] + tail
+
+
+@given(st.lists(st.tuples(st.booleans(), updates), max_size=6))
+def test_joined_steps_tell_what_they_told_apart(told: list[tuple[bool, list[Update]]]) -> None:
+    """Each request's tokens in their order, its last finish; nothing moves past a frame of another kind."""
+    frames: list[tuple[int, object]] = []
+    for refused_before, step in told:
+        if refused_before:
+            frames.append((link.REFUSED, (1, "why")))
+        alike = {update.request_id: update for update in step}  # a step tells a request once
+        frames.append((link.STEP, (list(alike.values()), {**STATS, "running": len(frames)})))
+    groups: list[dict[int, tuple[list[int], Finish]]] = [{}]
+    for kind, body in frames:
+        if kind == link.REFUSED:
+            groups.append({})
+            continue
+        for update in body[0]:
+            tokens, _ = groups[-1].get(update.request_id, ([], None))
+            groups[-1][update.request_id] = (tokens + update.token_ids, update.finish)
+    last_stats = [body[1] for kind, body in frames if kind == link.STEP][-1:]
+
+    joined = link.joined(frames)
+    seen: list[dict[int, tuple[list[int], Finish]]] = [{}]
+    for kind, body in joined:
+        if kind == link.REFUSED:
+            seen.append({})
+            continue
+        for update in body[0]:
+            tokens, _ = seen[-1].get(update.request_id, ([], None))
+            seen[-1][update.request_id] = (tokens + update.token_ids, update.finish)
+    assert seen == groups
+    assert [body[1] for kind, body in joined if kind == link.STEP][-1:] == last_stats
+    told_apart = [kind for kind, body in joined if kind == link.STEP and body[0]]
+    assert len(told_apart) <= 1 + sum(kind == link.REFUSED for kind, _ in joined)
