@@ -67,6 +67,13 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--after", action="append", default=[], metavar="RUN", help="leave out the cells that this run has"
     )
+    run.add_argument(
+        "--tuned-by",
+        action="append",
+        default=[],
+        metavar="RUN",
+        help="let `tuned` be the fastest that this run of the stage tune found, not what is pinned",
+    )
     run.set_defaults(command=_run)
 
     plan = commands.add_parser("plan", help="show what `run` would do, in which order, and how long it takes")
@@ -132,6 +139,7 @@ def _run(args: argparse.Namespace, arguments: list[str]) -> int:
             systems=tuple(args.system),
             budget_s=args.budget_s,
             after=tuple(args.after),
+            tuned_by=tuple(args.tuned_by),
         )
     )
     show(args.json, outcome.path, outcome.serving, outcome.correctness, outcome.knees)

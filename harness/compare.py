@@ -19,9 +19,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from harness.agreement import same_outputs
 from harness.errors import BadInput
 from harness.gate import Gate
 from harness.ratios import METRICS, Comparison, Side, compare, unmatched
+from harness.rows import of_cell
 from harness.store import list_runs, load_run
 
 COLUMNS = 80
@@ -75,7 +77,21 @@ def remarks(comparison: Comparison) -> list[str]:
     return lines + [f"differs, A / B: {line}" for line in comparison.differs]
 
 
-def print_comparison(comparison: Comparison) -> None:
+def same_texts(comparison: Comparison, a: Side, b: Side) -> tuple[int, int]:
+    """How many requests of the compared cells had the same text on both sides, of how many that both answered
+    well: whether the work that was timed was the same."""
+    same = compared = 0
+    for pair in comparison.pairs:
+        requests = [
+            side.requests[side.requests["cell"] == cell]
+            for side, cell in zip((a, b), pair.cells, strict=True)
+        ]
+        found = same_outputs(*requests)
+        same, compared = same + found[0], compared + found[1]
+    return same, compared
+
+
+def print_comparison(comparison: Comparison, a: Side, b: Side) -> None:
     """Table and remarks, COLUMNS wide."""
     heading = (
         f"A = {comparison.a}", f"B = {comparison.b}",
@@ -83,6 +99,9 @@ def print_comparison(comparison: Comparison) -> None:
     )  # fmt: skip
     _say(heading)
     Console(highlight=False).print(_table(comparison))
+    same, compared = same_texts(comparison, a, b)
+    if compared:
+        _say([f"same text in {same:,} of {compared:,} requests ({same / compared:.1%})"])
     _say(remarks(comparison))
 
 
@@ -118,7 +137,7 @@ def read_side(text: str, results: Path) -> Side:
         for path in (results / name, results / f".{name}.partial", Path(name)):
             if name and path.is_dir():
                 loaded = load_run(path)
-                return Side(loaded.manifest.run, of, loaded.serving)
+                return Side(loaded.manifest.run, of, loaded.serving, loaded.requests)
     known = ", ".join(state.run for state in list_runs(results)) or "none yet"
     raise BadInput(f"no run {text!r} in {results}; there are: {known}")
 
@@ -155,13 +174,17 @@ def _command(args: argparse.Namespace, _arguments: list[str]) -> int:
     found, alone, gate = compare(a, b, args.metric), unmatched(a, b), _gate(args)
     if not args.json:
         for comparison in found:
-            print_comparison(comparison)
+            print_comparison(comparison, a, b)
         _say([f"left out: {line}" for line in alone])
     breaches = [f"{each.b}: {line}" for each in found for line in gate.breaches(each)] if gate else []
     doubts = [f"{each.b}: {line}" for each in found for line in gate.doubts(each)] if gate else []
     rule = gate.rule(METRICS[args.metric]) if gate else None
     if args.json:
-        shown = {"comparisons": [as_json(each) for each in found], "unmatched": alone}
+        texts = [dict(zip(("same", "compared"), same_texts(each, a, b), strict=True)) for each in found]
+        shown = {
+            "comparisons": [as_json(each) | {"texts": text} for each, text in zip(found, texts, strict=True)],
+            "unmatched": alone,
+        }
         print(json.dumps({**shown, "rule": rule, "breaches": breaches, "doubts": doubts}))
     elif rule:
         reasons = [f"broken by {line}" for line in breaches] + [f"not excluded: {line}" for line in doubts]

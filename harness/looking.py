@@ -10,7 +10,7 @@ from rich.console import Console
 
 from harness.errors import BadInput
 from harness.merge import merge
-from harness.report import print_run, run_list
+from harness.report import print_run, run_list, settings_lines
 from harness.schema import CorrectnessRow, KneeRow, ServingRow, markdown
 from harness.source import write_source_file
 from harness.store import list_runs, load_run, write_atomically
@@ -72,6 +72,9 @@ def _verify(args: argparse.Namespace, _arguments: list[str]) -> int:
 def _report(args: argparse.Namespace, _arguments: list[str]) -> int:
     run = load_run(run_path(args))
     show(args.json, run.path, run.records(ServingRow), run.records(CorrectnessRow), run.records(KneeRow))
+    if not args.json:
+        for line in settings_lines(run.manifest.servers):
+            out.print(line, markup=False, soft_wrap=True)
     return 0
 
 

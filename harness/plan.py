@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from harness.errors import BadInput
@@ -21,6 +21,7 @@ from harness.workload.declared import ClosedLoad
 from harness.workload.prompts import load_prompts
 from harness.workload.schedule import Schedule
 
+TUNED = "tuned"
 REFERENCE_S_PER_TOKEN = {"cpu": 0.1, "cuda": 0.03}
 BETWEEN_CELLS_S = 1.5
 """Starting the load generator, draining, and storing a cell."""
@@ -69,15 +70,21 @@ def schedule_name(cell: CellPlan, repetition: int) -> str:
 
 
 def present_systems(
-    plan: DevicePlan, device: str, environments: Mapping[str, Interpreter]
+    plan: DevicePlan,
+    device: str,
+    environments: Mapping[str, Interpreter],
+    tuned: Mapping[str, Configuration] | None = None,
 ) -> tuple[list[ChosenSystem], list[str]]:
     """The systems of a plan whose interpreter is there, and the names of those left out because it is not.
 
-    Raises BadInput for an unknown system, or one that does not run on the device.
+    `tuned`: by system, what `tuned` means instead of the pinned configuration. Raises BadInput for an unknown
+    system, or one that does not run on the device.
     """
     present, absent = [], []
     for text in plan.systems:
         system, config_name = choose(text)
+        if config_name == TUNED and system.name in (tuned or {}):
+            system = replace(system, configurations={TUNED: tuned[system.name]})
         if device not in system.devices:
             raise BadInput(
                 f"system {system.name} does not run on {device}, only on {', '.join(sorted(system.devices))}"

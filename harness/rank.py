@@ -6,16 +6,19 @@ import argparse
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from harness.errors import BadInput
 from harness.looking import RESULTS, run_path
 from harness.schema import ServingRow
 from harness.store import load_run
+from harness.systems import SYSTEMS
+from harness.systems.base import Configuration
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,26 @@ def winner(rows: Sequence[ServingRow], system: str) -> str | None:
     """Name of the system's fastest configuration; None when none has VALID cells alone."""
     best = next((each for each in ranking(rows) if each.system == system), None)
     return best.config if best is not None and best.tokens_per_s is not None else None
+
+
+def winners(results: Path, runs: Sequence[str]) -> dict[str, Configuration]:
+    """By system, the fastest configuration that the runs of the stage `tune` found.
+
+    Raises BadInput when one found none for any system.
+    """
+    found: dict[str, Configuration] = {}
+    for run in runs:
+        rows = load_run(results / run).records(ServingRow)
+        best = {row.system: winner(rows, row.system) for row in rows}
+        chosen = {
+            name: replace(SYSTEMS[name].configurations[config], reason=f"{config}, the fastest of run {run}")
+            for name, config in best.items()
+            if config is not None
+        }
+        if not chosen:
+            raise BadInput(f"run {run} has no system with a configuration whose cells are all VALID")
+        found |= chosen
+    return found
 
 
 def _name(row: ServingRow) -> str:

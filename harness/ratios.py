@@ -47,11 +47,13 @@ HASH_DIGITS = 12
 
 @dataclass(frozen=True)
 class Side:
-    """Rows of serving.csv of one run; of one SYSTEM[:CONFIG] where `system` is given."""
+    """Rows of serving.csv of one run; of one SYSTEM[:CONFIG] where `system` is given. `requests`: the run's
+    requests.csv.gz, where the texts of both sides are to be compared, too."""
 
     run: str
     system: str | None
     rows: pd.DataFrame
+    requests: pd.DataFrame | None = None
 
     @property
     def label(self) -> str:
@@ -67,6 +69,7 @@ class Pair:
     place_b: int
     a: float
     b: float
+    cells: tuple[str, str] = ("", "")
 
 
 @dataclass(frozen=True)
@@ -235,7 +238,8 @@ def _compare_systems(a: Side, b: Side, system_a: str, system_b: str, metric: str
                 lost.add(load)
         else:
             places = int(row_a["position"]), int(row_b["position"])
-            of_load.append(Pair(repetition, *places, float(row_a[metric]), float(row_b[metric])))
+            values = float(row_a[metric]), float(row_b[metric])
+            of_load.append(Pair(repetition, *places, *values, (row_a["cell"], row_b["cell"])))
     loads = tuple(LoadRatio(load, tuple(of), not of and load in lost) for load, of in pairs.items())
     return Comparison(
         a=f"{a.run}/{system_a}",

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.agreement import Agreement, between, by_system
-from harness.schema import CorrectnessRow, KneeRow, ServingRow
+from harness.schema import CorrectnessRow, KneeRow, ServerLaunch, ServingRow
 from harness.store import RunState
 
 VERDICT_STYLES = {"VALID": "green", "INVALID": "bold red"}
@@ -115,6 +115,20 @@ def knee_line(knee: KneeRow) -> str:
     low = "not even the lowest rate" if knee.low_rps is None else f"{knee.low_rps:g} requests/s"
     high = "none failed" if knee.high_rps is None else f"not with {knee.high_rps:g}"
     return f"{knee.search}, {name}: keeps up with {low}, {high} ({knee.cells} cells)"
+
+
+def settings_lines(servers: Sequence[ServerLaunch]) -> list[str]:
+    """How each configuration was started, with the reason for whatever a user would not have typed."""
+    lines = []
+    for server in {(server.system, server.config): server for server in servers}.values():
+        share = "its own" if server.memory_share is None else f"{server.memory_share:g}"
+        lines.append(
+            f"{server.system}:{server.config} ({server.version}): {server.reason or 'as recorded'}; "
+            f"{server.dtype}, context {server.max_model_len}, share of GPU memory {share}, prefix cache "
+            f"{server.prefix_cache}"
+        )
+        lines += [f"  {name}: {reason}" for name, reason in server.reasons.items()]
+    return lines
 
 
 def print_run(

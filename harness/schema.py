@@ -323,6 +323,16 @@ class ServerLaunch(Record):
     environment: dict[str, str] = described("what was added to its environment variables")
     startup_s: float | None = described("start to the first healthy answer; empty when it did not come", "s")
     log: str = described("its log file within the run")
+    reason: str = described("what the configuration is for", default="")
+    reasons: dict[str, str] = described(
+        "why it differs from how a user starts it: the reason for each flag and variable", default={}
+    )
+    dtype: str = described("number format asked for", default="")
+    max_model_len: int | None = described("context limit asked for", "tokens", default=None)
+    memory_share: float | None = described(
+        "share of the GPU's memory it was given; empty: its own default", default=None
+    )
+    prefix_cache: str = described("prefix cache of the configuration", default="")
 
 
 class ModelInfo(Record):

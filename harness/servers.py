@@ -19,7 +19,6 @@ from harness.systems.base import Dtype, ServerError, Target
 from harness.systems.memory import is_back
 from harness.systems.process import (
     POLL_INTERVAL_S,
-    Launch,
     RunningServer,
     already_running,
     launch,
@@ -81,7 +80,24 @@ class Servers:
                     server = stack.enter_context(running(made, self._run_folder / log, advance))
                 startup_s = server.startup_s
             finally:
-                self._on_launch(self._launch_record(chosen, made, purpose, startup_s, log))
+                self._on_launch(
+                    ServerLaunch(
+                        system=chosen.system.name,
+                        config=chosen.config_name,
+                        version=self.version(chosen),
+                        purpose=purpose,
+                        argv=[self._shown(argument) for argument in made.argv],
+                        environment={name: self._shown(value) for name, value in made.additions.items()},
+                        startup_s=startup_s,
+                        log=log,
+                        reason=chosen.configuration.reason,
+                        reasons=chosen.configuration.reasons,
+                        dtype=dtype,
+                        max_model_len=target.max_model_len,
+                        memory_share=memory_share,
+                        prefix_cache=chosen.configuration.prefix_cache,
+                    )
+                )
             yield replace(server, model=chosen.system.served_name(target))
 
     def _await_memory(self, label: str, used_before: list[int]) -> None:
@@ -98,22 +114,8 @@ class Servers:
                 return
             time.sleep(POLL_INTERVAL_S)
 
-    def _launch_record(
-        self, chosen: ChosenSystem, made: Launch, purpose: str, startup_s: float | None, log: str
-    ) -> ServerLaunch:
-        def shown(text: str) -> str:
-            return anonymous(text, self._options.root, self._survey.model.folder)
-
-        return ServerLaunch(
-            system=chosen.system.name,
-            config=chosen.config_name,
-            version=self.version(chosen),
-            purpose=purpose,
-            argv=[shown(argument) for argument in made.argv],
-            environment={name: shown(value) for name, value in made.additions.items()},
-            startup_s=startup_s,
-            log=log,
-        )
+    def _shown(self, text: str) -> str:
+        return anonymous(text, self._options.root, self._survey.model.folder)
 
 
 class Fleet:

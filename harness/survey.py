@@ -14,6 +14,7 @@ from harness.plan import ChosenSystem, present_systems
 from harness.play import GpuAccess
 from harness.progress import phase, say
 from harness.provenance import box_name, read_environment, read_hardware
+from harness.rank import winners
 from harness.rows import RunIdentity
 from harness.schema import Environment
 from harness.source import SourceState, read_source
@@ -29,7 +30,8 @@ class RunOptions:
     """What the user asked for. `model`, `run` and `box` None: the stage's model, and made names.
 
     `systems` replace those of the stage. `budget_s`: no cell is begun that would not be over by then, counted
-    from the start of the run. `after`: runs whose cells are not measured again.
+    from the start of the run. `after`: runs whose cells are not measured again. `tuned_by`: runs of the stage
+    `tune` whose winners stand for the pinned configurations `tuned`.
     """
 
     stage: Stage
@@ -44,6 +46,7 @@ class RunOptions:
     systems: tuple[str, ...] = ()
     budget_s: float | None = None
     after: tuple[str, ...] = ()
+    tuned_by: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,8 @@ def survey(options: RunOptions) -> Survey:
     """Raises BadInput when a part of what was asked for is not there."""
     plan = options.stage.on(options.device).of_systems(options.systems)
     gpu = _gpus(options.device)
-    systems, absent = present_systems(plan, options.device, options.environments)
+    tuned = winners(options.results, options.tuned_by)
+    systems, absent = present_systems(plan, options.device, options.environments, tuned)
     for name in absent:
         say(f"{name} is left out: no environment for it (neither .venv-{name} nor --env {name}=PYTHON)")
     if not systems:

@@ -3,14 +3,15 @@
 import argparse
 import json
 
+import pandas as pd
 import pytest
 
 from harness.compare import read_side, register
 from harness.errors import BadInput
-from harness.schema import SCHEMA_VERSION, Manifest, ServingRow, StoredFile
+from harness.schema import SCHEMA_VERSION, Manifest, RequestRow, ServingRow, StoredFile
 from harness.store import sha256_of
-from harness.tables import records_to_csv
-from tests.harness.made import identity
+from harness.tables import compress, records_to_csv
+from tests.harness.made import MS, identity, record, tables
 from tests.harness.made_serving import repetitions, scaled
 
 
@@ -35,17 +36,34 @@ def results(tmp_path):
 
 
 def store(results, name, rows):
+    rows = [row.model_copy(update={"cell": f"{row.system}-{row.repetition}"}) for row in rows]
     known, table = identity(), records_to_csv(ServingRow, rows)
+    requests = [request for row in rows for request in two_requests(row)]
     (results / name).mkdir()
     (results / name / "serving.csv").write_bytes(table)
+    texts = compress("requests.csv.gz", records_to_csv(RequestRow, requests))
+    (results / name / "requests.csv.gz").write_bytes(texts)
     manifest = Manifest(
         schema_version=SCHEMA_VERSION, run=name, stage="aa", stage_sha256="", created_at="", finished_at="",
         command=[], source=known.source, box=known.box, hardware=known.hardware, environments={}, servers=[],
         model=known.model, schedules=[], client_ceiling=None, reference_check=None, cells=[],
-        files=[StoredFile(path="serving.csv", sha256=sha256_of(table), bytes=len(table))], logs=[],
+        files=[
+            StoredFile(path=path, sha256=sha256_of(content), bytes=len(content))
+            for path, content in (("serving.csv", table), ("requests.csv.gz", texts))
+        ],
+        logs=[],
         complete=True,
     )  # fmt: skip
     (results / name / "manifest.json").write_text(manifest.model_dump_json())
+
+
+def two_requests(row):
+    """Every system answers the first one alike, the second one in its own way."""
+    frame = tables([record(0, 0, [(10 * MS, 1)]), record(1, 0, [(10 * MS, 1)])], row.cell).requests
+    for request, text in zip(frame.to_dict("records"), ("0" * 16, f"{row.system:0<16}"), strict=True):
+        yield RequestRow(
+            **{k: None if pd.isna(v) else v for k, v in request.items()} | {"output_sha256": text}
+        )
 
 
 def command(results, *arguments):
@@ -67,6 +85,7 @@ def test_two_systems_of_a_run_on_the_command_line(results, capsys):
     assert "output_tokens_per_s (higher is better)" in said
     assert "0.800 [0.800, 0.800]" in said and "B worse" in said
     assert "drift over the order of base" in said and "does not cancel" not in said
+    assert "same text in 6 of 12 requests (50.0%)" in said
     assert max(map(len, said.splitlines())) <= 80
 
 

@@ -1,14 +1,19 @@
 """Choosing the tuned configuration, and whether the pinned ones are the measured winners."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from harness.rank import ranking, winner
+from harness.errors import BadInput
+from harness.plan import present_systems
+from harness.rank import ranking, winner, winners
 from harness.rows import serving_row
 from harness.schema import ServingRow
+from harness.stage import load_stage
 from harness.store import list_runs, load_run
 from harness.systems import SYSTEMS
+from harness.systems.environment import Interpreter
 from tests.harness.made import cell_record, identity, steady, tables
 
 RESULTS = Path(__file__).parents[2] / "results" / "v1"
@@ -41,6 +46,25 @@ def test_a_configuration_with_an_invalid_cell_is_no_choice():
     assert winner(rows, "vllm") == "slow"
     assert winner(rows[:1], "vllm") is None
     assert winner(rows, "sglang") is None
+
+
+def test_winners_of_a_run_stand_for_the_pinned_configuration(tmp_path, monkeypatch):
+    rows = [row("vllm", "default", "c64", 1), row("vllm", "tune-stream-interval", "c64", 2)]
+    monkeypatch.setattr("harness.rank.load_run", lambda _: SimpleNamespace(records=lambda _: rows))
+    found = winners(tmp_path, ["tune-here"])
+    assert found["vllm"].flags == ("--stream-interval", "10")
+    assert found["vllm"].reason == "tune-stream-interval, the fastest of run tune-here"
+    plan = load_stage("compare").on("cuda")
+    here = {name: Interpreter(name, Path("python")) for name in ("project", "vllm", "sglang")}
+    chosen, _ = present_systems(plan, "cuda", here, found)
+    assert [(each.label, each.configuration.flags) for each in chosen] == [
+        ("engine", ()),
+        ("vllm:tuned", ("--stream-interval", "10")),
+        ("sglang:tuned", SYSTEMS["sglang"].configurations["tuned"].flags),
+    ]
+    rows[:] = [row("vllm", "default", "c64", 1, verdict="INVALID")]
+    with pytest.raises(BadInput, match="run tune-here has no system with a configuration"):
+        winners(tmp_path, ["tune-here"])
 
 
 @pytest.mark.parametrize("name", ["vllm", "sglang"])
