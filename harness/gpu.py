@@ -141,11 +141,13 @@ class GpuSampler:
         ]
 
     def _sample(self) -> None:
+        stopped = False
         while True:
             for gpu in self._gpus:
                 self._readings.append((time.monotonic_ns(), gpu.index, _read(self._nvml, gpu.index)))
-            if self._stopped.wait(SAMPLE_INTERVAL_S):
-                return
+            if stopped:
+                return  # after a last reading: a window is covered to its end
+            stopped = self._stopped.wait(SAMPLE_INTERVAL_S)
 
 
 def _read(nvml: Any, index: int) -> dict[str, int | None]:

@@ -18,6 +18,8 @@ from engine.serving.engine import Engine
 from engine.serving.startup import EngineOptions, load_engine
 
 _PR_SET_PDEATHSIG = 1
+IDLE_SECONDS = 1.0
+"""Without work for so long, the engine checks itself: it takes milliseconds, in which no request may wait."""
 
 
 def main(fd: int) -> int:
@@ -51,7 +53,7 @@ def _serve(engine: Engine, sock: socket.socket, inbox: "_Inbox") -> None:
     while True:
         if engine.has_work:
             orders = inbox.poll()
-        else:
+        elif not (orders := inbox.poll(IDLE_SECONDS)):
             engine.check()
             orders = inbox.wait()
         for kind, body in orders:
@@ -96,8 +98,8 @@ class _Inbox:
         self._sock = sock
         self._reader = link.FrameReader()
 
-    def poll(self) -> list[tuple[int, object]]:
-        return self._receive() if select([self._sock], [], [], 0)[0] else []
+    def poll(self, seconds: float = 0) -> list[tuple[int, object]]:
+        return self._receive() if select([self._sock], [], [], seconds)[0] else []
 
     def wait(self) -> list[tuple[int, object]]:
         while not (orders := self._receive()):

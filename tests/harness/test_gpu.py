@@ -104,6 +104,8 @@ def test_readings_count_from_the_start_of_play(nvml, monkeypatch):
     with GpuSampler(nvml, describe(nvml)) as sampler:
         while nvml.energy < 1300:
             time.sleep(0.001)
+        end_ns = time.monotonic_ns()
+    assert max(row.t_ns for row in sampler.rows("c0", end_ns)) >= 0, "the end of the play is not covered"
     rows = sampler.rows("c0", before_ns)
     first = [row for row in rows if row.gpu == 0]
     assert [row.energy_mj for row in first] == [1050 + 50 * i for i in range(len(first))]
