@@ -16,12 +16,13 @@ SUFFIX = ".jsonl.gz"
 
 @dataclass(frozen=True)
 class Frozen:
-    """What rows say of a schedule: its hash, the mean rate it offers (open loops), and how many rows of a
-    trace were too long for it."""
+    """What is known of a schedule: its hash, the mean rate it offers (open loops), how many rows of a trace
+    were too long for it, and the mean length of the answers."""
 
     sha256: str
     rate_rps: float | None
     left_out: int
+    mean_tokens: float
 
 
 class ScheduleBook:
@@ -49,7 +50,12 @@ class ScheduleBook:
                 f"{path.name} was another schedule when this run was begun ({played[:12]}, now "
                 f"{sha256[:12]}): the run cannot go on"
             )
-        self._frozen[schedule.name] = Frozen(sha256, schedule.rate_rps, schedule.left_out)
+        self._frozen[schedule.name] = Frozen(
+            sha256,
+            schedule.rate_rps,
+            schedule.left_out,
+            sum(request.max_tokens for request in schedule.requests) / len(schedule.requests),
+        )
 
     def path(self, name: str) -> Path:
         return self._folder / f"{name}{SUFFIX}"

@@ -23,7 +23,6 @@ from harness.agreement import same_outputs
 from harness.errors import BadInput
 from harness.gate import Gate
 from harness.ratios import METRICS, Comparison, Side, compare, unmatched
-from harness.rows import of_cell
 from harness.store import list_runs, load_run
 
 COLUMNS = 80

@@ -41,6 +41,7 @@ class PlayedCell:
     failure: str | None
     strangers: tuple[str, ...] = ()
     events_stride: int = 1
+    client_stall_ms: float | None = None
     counters_before: dict[str, float] = field(default_factory=dict)
     counters_after: dict[str, float] = field(default_factory=dict)
 
@@ -77,6 +78,7 @@ def play_cell(
         failure=None,
         strangers=tuple(sorted(set(processes_on(gpu.nvml, gpu.gpus)) - known)),
         events_stride=info.events_stride,
+        client_stall_ms=info.stalled_ms,
         counters_before=counters_before,
         counters_after=read_counters(server.url, system),
     )

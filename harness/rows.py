@@ -166,6 +166,9 @@ def serving_row(identity: RunIdentity, cell: CellRecord, tables: CellTables) -> 
             cached_tokens=metrics.played_cached_tokens if server_cached is None else server_cached,
             shares_prefixes=cell.shares_prefixes,
             throttle_reasons=gpu.throttle_reasons,
+            client_stall_ms=cell.client_stall_ms,
+            has_prefix_cache=cell.prefix_cache != "off",
+            rules=cell.verdict_rules,
         ),
     )
     energy_j = joules(tables.gpu_samples, window)
@@ -248,6 +251,7 @@ def serving_row(identity: RunIdentity, cell: CellRecord, tables: CellTables) -> 
         power_w_mean=energy_j / window.seconds if energy_j else None,
         sm_clock_mhz_mean=gpu.sm_clock_mhz_mean,
         temperature_c_max=gpu.temperature_c_max,
+        client_stall_ms=cell.client_stall_ms,
         roofline_share=roofline_share(
             identity.model.shape,
             cell.dtype,

@@ -28,6 +28,7 @@ from harness.plan import (
     cell_id,
     comparable_blocks,
     planned_cells,
+    schedule_name,
 )
 from harness.play import PlayedCell, not_played, play_cell, window_ns
 from harness.progress import minutes, phase, say
@@ -60,10 +61,12 @@ from harness.survey import RunOptions, Survey, survey, utc_now
 from harness.systems.base import ServerError
 from harness.systems.process import RunningServer
 from harness.tables import records_to_csv
+from harness.verdict import RULES
 from harness.workload.build import describe_load, describe_workload
 from harness.workload.chat import chat_turn
 from harness.workload.declared import IdRange
 
+CEILING_TOKENS = 64
 QUIET_WARMUP_RATIO = 0.9
 """A warm-up round that takes more than this share of the one before says that the server is warm."""
 
@@ -229,6 +232,7 @@ class _StageRun:
                 workers=self.plan.client_workers,
                 window_s=self.plan.ceiling.seconds,
                 concurrency=self.plan.ceiling.concurrency,
+                tokens=self._shortest_answers(),
             )
         now = self._session_record(ClientCeiling(**asdict(ceiling)))
         self.writer.note(self.noted.model_copy(update={"sessions": [*self.noted.sessions[:-1], now]}))
@@ -252,6 +256,11 @@ class _StageRun:
                     say(f"{chosen.label}: {error}")
                     self.checker.note_no_answers(chosen, str(error).splitlines()[0])
                     self._note_checks()
+
+    def _shortest_answers(self) -> int:
+        """Tokens of an answer where they are shortest on average: requests cost more than events do."""
+        means = [self.book[schedule_name(cell, 0)].mean_tokens for cell in self.plan.cells]
+        return round(min(means)) if means else CEILING_TOKENS
 
     def _make_ready(self, chosen: ChosenSystem, server: RunningServer) -> None:
         """A server that has just come up: its greedy output first, then warm-up."""
@@ -426,6 +435,8 @@ class _StageRun:
             counters_after=played.counters_after,
             events_stride=played.events_stride,
             shares_prefixes=load.shares_prefixes,
+            client_stall_ms=played.client_stall_ms,
+            verdict_rules=RULES,
         )
 
     def _finish(self, planned_total: int) -> Outcome:

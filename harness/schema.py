@@ -147,6 +147,9 @@ class ServingRow(Record):
         "empty where either is not known",
         default=None,
     )
+    client_stall_ms: float | None = described(
+        "longest time in the play that a client process did not run when it was to", "ms", default=None
+    )
 
 
 class RequestRow(Record):
@@ -430,6 +433,12 @@ class CellRecord(Record):
     counters_after: dict[str, float] = described("and after it", default={})
     events_stride: int = described("every how-manieth request has its events kept", default=1)
     shares_prefixes: bool = described("prompts of the workload have common prefixes", default=False)
+    client_stall_ms: float | None = described(
+        "longest time that a client process did not run when it was to; empty in older runs",
+        "ms",
+        default=None,
+    )
+    verdict_rules: int = described("version of the rules of the verdict", default=1)
 
 
 class Session(Record):

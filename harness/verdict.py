@@ -26,6 +26,9 @@ class Limits(BaseModel):
         0.95, gt=0, le=1, description="open loop: share of the window's requests sent in it"
     )
     littles_law_tolerance: float = Field(0.25, gt=0, description="beyond 1 +- (this + edges), a note")
+    max_stall_ms: float = Field(
+        200, gt=0, description="longest time that a client process did not run when it was to, ms"
+    )
     max_cached_share: float = Field(
         0.1, ge=0, le=1, description="prompt tokens from a prefix cache where prompts share no prefix"
     )
@@ -42,6 +45,11 @@ THROTTLED = {
 POWER_CAPPED = 0x4
 
 
+RULES = 2
+"""Version of the rules below; a cell is judged by those it was measured under, so that `verify` can recompute
+its row. 2: a cache that the server says nothing of is noted."""
+
+
 @dataclass(frozen=True)
 class Surroundings:
     """What the verdict needs besides the metrics.
@@ -49,7 +57,8 @@ class Surroundings:
     failure: why the server could not be measured at all, if so. ceiling_events_per_s: None when no ceiling
     was measured. correctness_identical: None when the stage checks none for this system. cached_tokens:
     prompt tokens from the prefix cache, by the server's counters or its answers, None when it does not say.
-    shares_prefixes: the workload is made of prompts with common prefixes.
+    shares_prefixes: the workload is made of prompts with common prefixes. client_stall_ms: None in older
+    runs. has_prefix_cache: the configuration has one, or may have.
     """
 
     failure: str | None
@@ -61,6 +70,9 @@ class Surroundings:
     cached_tokens: int | None = None
     shares_prefixes: bool = False
     throttle_reasons: int = 0
+    client_stall_ms: float | None = None
+    has_prefix_cache: bool = False
+    rules: int = RULES
 
 
 @dataclass(frozen=True)
@@ -100,6 +112,8 @@ def _reasons(metrics: CellMetrics, limits: Limits, around: Surroundings) -> list
         reasons.append(f"token_mismatch: {metrics.mismatched} of {metrics.played} requests")
     if metrics.lag_ms_p99 is not None and metrics.lag_ms_p99 > limits.lag_p99_ms:
         reasons.append(f"client_lag: p99 {metrics.lag_ms_p99:.3g} ms > {limits.lag_p99_ms:g} ms")
+    if around.client_stall_ms is not None and around.client_stall_ms > limits.max_stall_ms:
+        reasons.append(f"client_stalled: {around.client_stall_ms:.3g} ms > {limits.max_stall_ms:g} ms")
     headroom = client_headroom(metrics, around.ceiling_events_per_s)
     if headroom is not None and headroom < limits.min_headroom:
         reasons.append(f"client_headroom: {headroom:.3g} < {limits.min_headroom:g}")
@@ -134,6 +148,8 @@ def _notes(metrics: CellMetrics, limits: Limits, around: Surroundings) -> list[s
         notes.append(f"client_headroom_low: {headroom:.3g} < {limits.low_headroom:g}")
     if metrics.token_count_method == "assumed":
         notes.append("tokens_assumed: one token per event")
+    if around.rules >= 2 and around.has_prefix_cache and around.cached_tokens is None:
+        notes.append("cache_unknown: the server does not say what came from its prefix cache")
     if around.throttle_reasons & POWER_CAPPED:
         notes.append("power_capped: the GPU held its clock down to keep its power limit")
     ratio = metrics.littles_law_ratio

@@ -15,11 +15,13 @@ SHOWN_BYTES = 500
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a request must bring: exactly `max_tokens` tokens if `exact`, else as many or an earlier stop."""
+    """What a request must bring: exactly `max_tokens` tokens if `exact`, else as many or an earlier stop; and
+    the server must have read `prompt_tokens`, which are known of prompts of token ids alone."""
 
     index: int
     max_tokens: int
     exact: bool
+    prompt_tokens: int | None = None
 
 
 @dataclass(slots=True)
@@ -211,8 +213,11 @@ class Exchange:
 
     def _compare(self, tokens: int) -> tuple[Status, str]:
         """A whole answer against what was asked: finish_reason "length" with exactly max_tokens tokens, or,
-        where the end of sequence may come first, "stop" with at most that many."""
+        where the end of sequence may come first, "stop" with at most that many. A server that cut the prompt
+        did other work than was asked for."""
         asked, reason = self.asked, self._finish_reason
+        if asked.prompt_tokens not in (None, self._prompt_tokens):
+            return "mismatch", f"{self._prompt_tokens} prompt tokens where {asked.prompt_tokens} were sent"
         as_asked = (reason == "length" and tokens == asked.max_tokens) or (
             not asked.exact and reason == "stop" and tokens <= asked.max_tokens
         )

@@ -59,11 +59,13 @@ class Records:
 
 @dataclass(frozen=True)
 class Delivery:
-    """What else a worker has when all its records are sent."""
+    """What else a worker has when all its records are sent. `stalled_ns`: the longest time that it did not
+    run when it was to."""
 
     received: Received
     events_stride: int
     exhausted: bool
+    stalled_ns: int
 
 
 @dataclass(frozen=True)

@@ -145,6 +145,7 @@ def play(
             played_s=max(record.done_ns for record in records) / 1e9,
             window_ns=window_ns,
             exhausted=any(delivery.exhausted for delivery in deliveries),
+            stalled_ms=max(delivery.stalled_ns for delivery in deliveries) / 1e6,
             events_stride=events_stride,
         ),
     )

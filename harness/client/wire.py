@@ -87,6 +87,8 @@ class WireFile:
     ends: array[int]
     max_tokens: array[int]
     exact: bytes
+    prompt_tokens: array[int]
+    """0 for a prompt of text, whose tokens only the server knows."""
     intended_ns: array[int]
     """From the start of play; -1 where the schedule gives none."""
     next_turns: array[int]
@@ -114,6 +116,10 @@ def build_wire_file(schedule: Schedule, target: Target, model: str) -> WireFile:
         array("q", (request.max_tokens for request in schedule.requests)),
         bytes(request.ignore_eos for request in schedule.requests),
         array(
+            "q",
+            (0 if isinstance(request.prompt, str) else len(request.prompt) for request in schedule.requests),
+        ),
+        array(
             "q", (-1 if request.intended_ns is None else request.intended_ns for request in schedule.requests)
         ),
         next_turns,
@@ -133,7 +139,12 @@ class WireRequests:
         return self._bytes[self._wire.ends[index - 1] if index else 0 : self._wire.ends[index]]
 
     def asked(self, index: int) -> Asked:
-        return Asked(index, self._wire.max_tokens[index], bool(self._wire.exact[index]))
+        return Asked(
+            index,
+            self._wire.max_tokens[index],
+            bool(self._wire.exact[index]),
+            self._wire.prompt_tokens[index] or None,
+        )
 
     def intended_ns(self, index: int) -> int:
         """From the start of play, of a first turn of an open loop."""

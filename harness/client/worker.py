@@ -33,13 +33,17 @@ SPIN_NS = 200_000
 machine."""
 
 HEARTBEAT_S = 0.05
-"""Resolution of timeouts, and pause between reports of progress."""
+"""Resolution of timeouts, and pause between reports of progress. A beat that comes late says that the
+process did not run: in a closed loop nothing else does, because what is late there is sent late and due late
+alike."""
+
+HEARTBEAT_NS = round(HEARTBEAT_S * 1e9)
 
 RECORDS_A_MESSAGE = 10_000
 
 
-async def _play(job: Job, pipe: Pipe) -> tuple[Ledger, bool]:
-    """The records, and whether a closed loop ran out of requests."""
+async def _play(job: Job, pipe: Pipe) -> tuple[Ledger, bool, int]:
+    """The records, whether a closed loop ran out of requests, and the longest stall."""
     loop = asyncio.get_running_loop()
     requests = WireRequests(job.wire)
     observer = Observer(job.worker, job.keep_output, PlainEventScanner())
@@ -66,22 +70,25 @@ async def _play(job: Job, pipe: Pipe) -> tuple[Ledger, bool]:
     gc.disable()  # a collection would delay stamps by milliseconds
     shape.begin()
     reported = 0
+    beat_ns, stalled_ns = time.monotonic_ns(), 0
     while not shape.finished.done():
         await asyncio.wait([shape.finished], timeout=HEARTBEAT_S)
-        dispatcher.expire(time.monotonic_ns())
+        last_ns, beat_ns = beat_ns, time.monotonic_ns()
+        stalled_ns = max(stalled_ns, beat_ns - last_ns - HEARTBEAT_NS)
+        dispatcher.expire(beat_ns)
         if len(ledger.records) != reported:
             reported = len(ledger.records)
             pipe.send(Progress(reported))
     shape.finished.result()
     pacer.close()
     dispatcher.close()
-    return ledger, shape.exhausted
+    return ledger, shape.exhausted, stalled_ns
 
 
-def _deliver(ledger: Ledger, exhausted: bool, pipe: Pipe) -> None:
+def _deliver(ledger: Ledger, exhausted: bool, stalled_ns: int, pipe: Pipe) -> None:
     for start in range(0, len(ledger.records), RECORDS_A_MESSAGE):
         pipe.send(Records(ledger.records[start : start + RECORDS_A_MESSAGE]))
-    pipe.send(Delivery(ledger.received(), ledger.stride, exhausted))
+    pipe.send(Delivery(ledger.received(), ledger.stride, exhausted, stalled_ns))
 
 
 def _fail(shape: Loop, context: dict[str, Any]) -> None:

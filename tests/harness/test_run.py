@@ -114,6 +114,7 @@ def test_the_manifest_says_what_ran(place, finished):
     assert manifest.command[:2] == ["run", str(place / "known.toml")]
     assert manifest.model.sha256.keys() == {"config.json"}
     assert manifest.client_ceiling.events_per_s > 0
+    assert 4 <= manifest.client_ceiling.tokens < 8  # as the shorter answers of the stage, which are 4 to 8
     assert manifest.environments["project"].packages["pydantic"]
     assert {schedule.file for schedule in manifest.schedules} == {
         "schedules/closed-r0.jsonl.gz", "schedules/open-r0.jsonl.gz", "schedules/warmup-r0.jsonl.gz",

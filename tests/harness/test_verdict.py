@@ -52,6 +52,7 @@ def test_a_clean_cell_is_valid_without_notes():
         ({"played_failed": 2, "mismatched": 2}, {}, "token_mismatch: 2 of 140 requests"),
         ({"lag_ms_p99": 10.5}, {}, "client_lag: p99 10.5 ms > 10 ms"),
         ({"lag_ms_p99": float("inf")}, {}, "client_lag: p99 inf ms > 10 ms"),
+        ({}, {"client_stall_ms": 201.0}, "client_stalled: 201 ms > 200 ms"),
         ({}, {"ceiling_events_per_s": 74.9}, "client_headroom: 1.5 < 1.5"),
         ({"sent_in_window": 94}, {}, "rate_not_achieved: 94 of 100 requests sent in the window"),
         (
@@ -133,6 +134,14 @@ def test_any_failed_request_anywhere_in_the_play_is_a_reason(failures):
     ]
     metrics = measured(records, Window(2 * S, 12 * S), Slo(None, None))
     assert judge(metrics, LIMITS, AROUND).valid == (not failures)
+
+
+def test_a_cache_that_the_server_says_nothing_of_is_noted():
+    assert verdict({}, {"has_prefix_cache": True, "cached_tokens": 0}).notes == ()
+    found = verdict({}, {"has_prefix_cache": True, "cached_tokens": None})
+    assert found.valid and codes(found.notes) == ["cache_unknown"]
+    assert verdict({}, {"has_prefix_cache": True, "cached_tokens": None, "rules": 1}).notes == ()
+    assert verdict({}, {"has_prefix_cache": False, "cached_tokens": None}).notes == ()
 
 
 def test_throttled_clocks_are_a_reason_a_power_cap_is_a_note():
