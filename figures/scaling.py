@@ -138,8 +138,8 @@ def _draw_rivals(axes: Axes, ratios: Ratios) -> None:
     axes.set_ylim(0, 1)
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
-    names = " or ".join(dict.fromkeys(rival.label for rival in rivals.values()))
+    names = " or\n".join(dict.fromkeys(rival.label for rival in rivals.values()))
     axes.annotate(
-        f"{ratios.rivals}: {names}", (LABEL_LEFT, 0.5), (-3, 0), xycoords="axes fraction",
+        f"{ratios.rivals}:\n{names}", (LABEL_LEFT, 0.5), (-3, 0), xycoords="axes fraction",
         textcoords="offset points", va="center", fontsize=5.8, color=MUTED,
     )  # fmt: skip
