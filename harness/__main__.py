@@ -14,8 +14,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from harness import compare, looking, rank
 from harness.correctness import CorrectnessError
 from harness.errors import BadInput
@@ -23,6 +21,7 @@ from harness.gpu import open_nvml
 from harness.looking import RESULTS, ROOT, show
 from harness.plan import Step, present_systems, timeline
 from harness.progress import minutes
+from harness.report import stdout_console
 from harness.run import run_stage
 from harness.stage import DevicePlan, load_stage, stage_names, stages_of_all
 from harness.store import DamagedRun, IncompleteRun, StoreError
@@ -31,7 +30,7 @@ from harness.systems.environment import ENVIRONMENTS, find_environments
 from harness.workload.prompts import PromptError
 from harness.workload.schedule import ScheduleError
 
-out = Console(highlight=False)
+out = stdout_console()
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -6,11 +6,9 @@ import argparse
 import json
 from pathlib import Path
 
-from rich.console import Console
-
 from harness.errors import BadInput
 from harness.merge import merge
-from harness.report import print_run, run_list, settings_lines
+from harness.report import print_run, run_list, settings_lines, stdout_console
 from harness.schema import CorrectnessRow, KneeRow, ServingRow, markdown
 from harness.source import write_source_file
 from harness.store import list_runs, load_run, write_atomically
@@ -19,7 +17,7 @@ from harness.verify import verify
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results" / "v1"
 COLUMNS_BEGIN, COLUMNS_END = "<!-- columns:begin -->", "<!-- columns:end -->"
-out = Console(highlight=False)
+out = stdout_console()
 
 
 def register(commands: argparse._SubParsersAction) -> None:

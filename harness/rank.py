@@ -10,11 +10,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from harness.errors import BadInput
 from harness.looking import RESULTS, run_path
+from harness.report import stdout_console
 from harness.schema import ServingRow
 from harness.store import load_run
 from harness.systems import SYSTEMS
@@ -103,5 +103,5 @@ def _command(args: argparse.Namespace, _arguments: list[str]) -> int:
     for each in ranked:
         mean = "INVALID" if each.tokens_per_s is None else f"{each.tokens_per_s:,.0f}"
         table.add_row(each.system, each.config, mean, *(f"{each.loads.get(name, 0):,.0f}" for name in loads))
-    Console(highlight=False).print(table)
+    stdout_console().print(table)
     return 0

@@ -14,6 +14,15 @@ from harness.agreement import Agreement, between, by_system
 from harness.schema import CorrectnessRow, KneeRow, ServerLaunch, ServingRow
 from harness.store import RunState
 
+PIPED_COLUMNS = 110
+
+
+def stdout_console() -> Console:
+    """Standard output, as wide as the terminal, or wide enough for every table where it is a file."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=PIPED_COLUMNS)
+
+
 VERDICT_STYLES = {"VALID": "green", "INVALID": "bold red"}
 
 
@@ -42,7 +51,7 @@ def _load(row: ServingRow) -> str:
 
 
 def cell_table(rows: Sequence[ServingRow]) -> Table:
-    """A line a cell, 80 columns wide."""
+    """A line a cell."""
     first = rows[0]
     title = f"{first.run}: {first.model} ({first.weights} weights), {first.dtype} on {first.box}"
     table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
