@@ -190,7 +190,7 @@ def against_best(lines: Sequence[Line], rivals: Sequence[Line], column: str) -> 
 
 
 def _pairs(base: pd.DataFrame, other: pd.DataFrame, column: str) -> list[tuple[float, float]]:
-    pairs = base.merge(other, on=["schedule_sha256", "repetition"], suffixes=("_base", "_other"))
+    pairs = base.merge(other, on=["schedule_sha256", "repetition", "session"], suffixes=("_base", "_other"))
     found = pairs[[f"{column}_base", f"{column}_other"]].dropna().to_numpy(dtype=float)
     return [(float(a), float(b)) for a, b in found if a > 0 and b > 0]
 

@@ -9,6 +9,7 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -119,7 +120,7 @@ def _ask_one(url: str, model: str, request: ScheduledRequest) -> Answer:
         return Answer(
             choice["text"], choice.get("token_ids"), choice["finish_reason"], answer["usage"]["prompt_tokens"]
         )
-    except (OSError, ValueError, LookupError) as error:
+    except (OSError, ValueError, LookupError, TypeError, HTTPException) as error:
         return Answer("", None, None, None, error=_reason(error))
 
 

@@ -112,7 +112,8 @@ def processes_on(nvml: Any, gpus: Sequence[GpuInfo]) -> list[str]:
 
 
 class GpuSampler:
-    """Reads energy, power, clocks and temperature in a thread of its own while a cell is played.
+    """Reads energy, power, clocks and temperature in a thread of its own while a cell is played. `processes`
+    are all that were seen on the GPUs.
 
     with GpuSampler(nvml, gpus) as sampler: ...play...
     rows = sampler.rows(cell, start_ns)      # start_ns: start of play on CLOCK_MONOTONIC
@@ -122,6 +123,7 @@ class GpuSampler:
         self._nvml = nvml
         self._gpus = gpus
         self._readings: list[tuple[int, int, dict[str, int | None]]] = []
+        self.processes: set[str] = set()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._sample, name="gpu-sampler", daemon=True)
 
@@ -145,6 +147,7 @@ class GpuSampler:
         while True:
             for gpu in self._gpus:
                 self._readings.append((time.monotonic_ns(), gpu.index, _read(self._nvml, gpu.index)))
+            self.processes.update(processes_on(self._nvml, self._gpus))
             if stopped:
                 return  # after a last reading: a window is covered to its end
             stopped = self._stopped.wait(SAMPLE_INTERVAL_S)

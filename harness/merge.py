@@ -26,7 +26,8 @@ from harness.verify import tables_of
 
 def merge(results: Path, name: str, runs: Sequence[str]) -> Path:
     """Makes the run `name` of all cells of complete runs, in the order given; a cell that two of them have is
-    taken from the first. Each row goes on saying on which machine and by which code it was measured.
+    taken from the first in which it is VALID. Each row goes on saying on which machine and by which code it
+    was measured.
 
     Raises BadInput when the runs are not of one stage, device and model, or schedules of one name differ;
     StoreError for a run that is not complete, or a name that is taken.
@@ -67,10 +68,10 @@ def _merged(writer: RunWriter, parts: Sequence[Run]) -> Path:
     cells: list[CellRecord] = []
     rows: list[ServingRow] = []
     correctness: list[CorrectnessRow] = []
+    chosen = _chosen(parts)
     for part in parts:
-        known = {cell.cell for cell in cells}
         for record in part.manifest.cells:
-            if record.cell in known:
+            if chosen[record.cell] is not part:
                 continue
             moved = record.model_copy(
                 update={"session": len(sessions) + record.session, "position": len(cells)}
@@ -107,10 +108,39 @@ def _merged(writer: RunWriter, parts: Sequence[Run]) -> Path:
             sessions=sessions,
             servers=[server for part in parts for server in part.manifest.servers],
             correctness=correctness,
+            systems=list(dict.fromkeys(row.system for row in rows)),
             agrees={},
         )
     )
     return writer.finish(_manifest(writer, parts, sessions, cells, correctness), rows)
+
+
+def _chosen(parts: Sequence[Run]) -> dict[str, Run]:
+    """Which run each cell is taken from: the first in which it is VALID, else the first that has it.
+
+    Raises BadInput when two cells are the same repetition of a load by the same configuration, measured under
+    other circumstances (another version, another share of memory): one run has one of each.
+    """
+    chosen: dict[str, Run] = {}
+    places: dict[tuple[str, str, str, int], str] = {}
+    for part in parts:
+        verdicts = dict(zip(part.serving["cell"], part.serving["verdict"], strict=True))
+        for record in part.manifest.cells:
+            place = record.system, record.config, record.name, record.repetition
+            if places.setdefault(place, record.cell) != record.cell:
+                raise BadInput(
+                    f"{record.system}:{record.config}, {record.name}, repetition {record.repetition} was "
+                    f"measured twice under different circumstances, the second time in {part.manifest.run}"
+                )
+            taken = chosen.get(record.cell)
+            if taken is None or (verdicts[record.cell] == "VALID" and not _is_valid(taken, record.cell)):
+                chosen[record.cell] = part
+    return chosen
+
+
+def _is_valid(part: Run, cell: str) -> bool:
+    rows = part.serving
+    return bool((rows[rows["cell"] == cell]["verdict"] == "VALID").all())
 
 
 def _first_session(manifest: Manifest) -> Session:

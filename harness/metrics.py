@@ -89,6 +89,7 @@ class CellMetrics:
     sent_in_window: int
     mean_in_flight: float
     littles_law_ratio: float | None
+    halves_ratio: float | None
     icl_ms_p50: float | None
     icl_ms_p99: float | None
 
@@ -257,6 +258,14 @@ def joules(gpu_samples: pd.DataFrame, window: Window) -> float | None:
     return total if len(counted) else None
 
 
+def halves_ratio(received: pd.DataFrame, window: Window) -> float | None:
+    """Tokens received in the second half of a window over those of its first half; None without any there."""
+    middle_ms = (window.start_ns + window.end_ns) / 2 / NS_PER_MS
+    in_first = received["t_ms"] < middle_ms
+    first, second = int(received[in_first]["tokens"].sum()), int(received[~in_first]["tokens"].sum())
+    return second / first if first else None
+
+
 @dataclass(frozen=True)
 class GpuState:
     """The GPUs over a window; None where the driver does not say."""
@@ -333,6 +342,7 @@ def cell_metrics(
         sent_in_window=int(window.contains(_column(counted, "sent_ns")).sum()),
         mean_in_flight=mean_in_flight(requests, window),
         littles_law_ratio=littles_law_ratio(requests, window),
+        halves_ratio=halves_ratio(in_window, window),
         icl_ms_p50=percentile(gaps_ms, 50),
         icl_ms_p99=p99(gaps_ms),
     )

@@ -100,16 +100,17 @@ def planned_cells(plan: DevicePlan, systems: Sequence[ChosenSystem]) -> list[Pla
     """Every cell in the order it is played; systems alternate: A B C, then C B A.
 
     Where servers are resident, each load is played by all systems before the next load, twice in a row
-    (A B C C B A), and pairs of repetitions follow each other. Else a server plays all loads of a repetition
+    (A B C C B A, and the next load the other way round: C B A A B C), and pairs of repetitions follow each
+    other. Else a server plays all loads of a repetition
     before it makes room for the next system's. Either way a run that is cut has measured all systems alike.
     """
     if plan.residents is not None:
         order = [
             (chosen, cell, repetition)
             for first in range(0, plan.repetitions, 2)
-            for cell in plan.cells
+            for place, cell in enumerate(plan.cells)
             for repetition in range(first, min(first + 2, plan.repetitions))
-            for chosen in alternating(systems, repetition)
+            for chosen in alternating(systems, place + repetition)
         ]
     else:
         order = [
@@ -124,9 +125,9 @@ def planned_cells(plan: DevicePlan, systems: Sequence[ChosenSystem]) -> list[Pla
     ]
 
 
-def alternating(systems: Sequence[ChosenSystem], repetition: int) -> Sequence[ChosenSystem]:
-    """Forwards in even repetitions, backwards in odd ones: what drifts meets all systems alike."""
-    return systems if repetition % 2 == 0 else systems[::-1]
+def alternating(systems: Sequence[ChosenSystem], turn: int) -> Sequence[ChosenSystem]:
+    """Forwards in even turns, backwards in odd ones: what drifts meets all systems alike."""
+    return systems if turn % 2 == 0 else systems[::-1]
 
 
 def comparable_blocks(cells: Sequence[PlannedCell]) -> list[list[PlannedCell]]:

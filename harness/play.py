@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -42,20 +42,27 @@ class PlayedCell:
     strangers: tuple[str, ...] = ()
     events_stride: int = 1
     client_stall_ms: float | None = None
-    counters_before: dict[str, float] = field(default_factory=dict)
-    counters_after: dict[str, float] = field(default_factory=dict)
+    client_busy: float | None = None
+    counters_before: dict[str, float] | None = None
+    counters_after: dict[str, float] | None = None
 
 
 def play_cell(
-    planned: PlannedCell, cell: str, schedule: Path, server: RunningServer, plan: DevicePlan, gpu: GpuAccess
+    planned: PlannedCell,
+    cell: str,
+    schedule: Path,
+    server: RunningServer,
+    plan: DevicePlan,
+    gpu: GpuAccess,
+    own_processes: Set[str],
 ) -> PlayedCell:
     """Plays the cell. A play that cannot be carried through is a failure of the cell, not of the run.
 
-    GPU processes that appear while it is played are strangers: all servers of the run were there before.
+    GPU processes before, during and after it that are not `own_processes` are strangers.
     """
     load, system = planned.cell, planned.chosen.system
     name = f"{planned.chosen.label} {planned.schedule}"
-    known = set(processes_on(gpu.nvml, gpu.gpus))
+    seen = set(processes_on(gpu.nvml, gpu.gpus))
     counters_before = read_counters(server.url, system)
     try:
         with phase(name, total=load.play_s) as advance, _sampled(gpu) as sampler:
@@ -71,14 +78,16 @@ def play_cell(
     except PlayError as error:
         return not_played(cell, str(error))
     samples = sampler.rows(cell, info.epoch_ns) if sampler else []
+    seen |= sampler.processes if sampler else set()
     return PlayedCell(
         frames=raw_frames(cell, records, received, samples),
         started_at=_zulu(info.started_at),
         schedule_exhausted=info.exhausted,
         failure=None,
-        strangers=tuple(sorted(set(processes_on(gpu.nvml, gpu.gpus)) - known)),
+        strangers=tuple(sorted((seen | set(processes_on(gpu.nvml, gpu.gpus))) - own_processes)),
         events_stride=info.events_stride,
         client_stall_ms=info.stalled_ms,
+        client_busy=info.busy,
         counters_before=counters_before,
         counters_after=read_counters(server.url, system),
     )

@@ -121,9 +121,11 @@ def _agreement(found: Agreement) -> str:
 def knee_line(knee: KneeRow) -> str:
     """A knee as an interval of rates."""
     name = knee.system if knee.config == "default" else f"{knee.system}:{knee.config}"
-    low = "not even the lowest rate" if knee.low_rps is None else f"{knee.low_rps:g} requests/s"
+    nothing = "not even the lowest rate" if knee.complete else "no rate tried so far"
+    low = nothing if knee.low_rps is None else f"{knee.low_rps:g} requests/s"
     high = "none failed" if knee.high_rps is None else f"not with {knee.high_rps:g}"
-    return f"{knee.search}, {name}: keeps up with {low}, {high} ({knee.cells} cells)"
+    cut = "" if knee.complete else ", not finished"
+    return f"{knee.search}, {name}: keeps up with {low}, {high} ({knee.cells} cells{cut})"
 
 
 def settings_lines(servers: Sequence[ServerLaunch]) -> list[str]:

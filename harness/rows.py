@@ -167,6 +167,7 @@ def serving_row(identity: RunIdentity, cell: CellRecord, tables: CellTables) -> 
             shares_prefixes=cell.shares_prefixes,
             throttle_reasons=gpu.throttle_reasons,
             client_stall_ms=cell.client_stall_ms,
+            client_busy=cell.client_busy,
             has_prefix_cache=cell.prefix_cache != "off",
             rules=cell.verdict_rules,
         ),
@@ -252,6 +253,7 @@ def serving_row(identity: RunIdentity, cell: CellRecord, tables: CellTables) -> 
         sm_clock_mhz_mean=gpu.sm_clock_mhz_mean,
         temperature_c_max=gpu.temperature_c_max,
         client_stall_ms=cell.client_stall_ms,
+        client_busy=cell.client_busy,
         roofline_share=roofline_share(
             identity.model.shape,
             cell.dtype,
@@ -265,7 +267,7 @@ def serving_row(identity: RunIdentity, cell: CellRecord, tables: CellTables) -> 
 
 def _counted(cell: CellRecord, name: str) -> int | None:
     """What a counter of the server grew by during the play; None when the server does not have it."""
-    if name not in cell.counters_after:
+    if cell.counters_before is None or cell.counters_after is None or name not in cell.counters_after:
         return None
     # A counter appears in /metrics at its first count.
     return round(cell.counters_after[name] - cell.counters_before.get(name, 0))

@@ -30,7 +30,7 @@ from harness.plan import (
     planned_cells,
     schedule_name,
 )
-from harness.play import PlayedCell, not_played, play_cell, window_ns
+from harness.play import GpuAccess, PlayedCell, not_played, play_cell, window_ns
 from harness.progress import minutes, phase, say
 from harness.provenance import anonymous
 from harness.rows import CellTables, RunIdentity, serving_row
@@ -116,7 +116,6 @@ class _StageRun:
         self.plan = options.stage.on(options.device).of_systems(options.systems)
         self.seed = options.stage.declared.seed
         self.book = ScheduleBook(writer.folder / "schedules")
-        self.strangers: list[str] = []
         self.startup_s: dict[str, float] = {}
         self.cells: list[CellRecord] = []
         self.rows: dict[str, ServingRow] = {}
@@ -145,12 +144,14 @@ class _StageRun:
             sessions=[],
             servers=[],
             correctness=[],
+            systems=[chosen.label for chosen in self.survey.systems],
             agrees={},
         )
         for name, then, now in (
             ("stage file", begun.stage_sha256, options.stage.sha256),
             ("device", begun.device, options.device),
             ("model", begun.model, identity.model),
+            ("set of systems", begun.systems, [chosen.label for chosen in self.survey.systems]),
             *(("code", _code(part), _code(self._session_record())) for part in begun.sessions[:1]),
         ):
             if then != now:
@@ -202,7 +203,8 @@ class _StageRun:
         self._measure_ceiling()
         if self.checker is not None:
             self.checker.make_reference(self.options, self.book, self.writer)
-        self.strangers = strangers_on(self.survey.gpu.nvml, self.survey.gpu.gpus)
+        for process in strangers_on(self.survey.gpu.nvml, self.survey.gpu.gpus):
+            say(f"{process} is not part of this run: every cell that it is there in will be INVALID")
         self._check_in_own_format()
         with Fleet(self.servers, self.plan, self._make_ready) as fleet:
             kept = self._measure_cells(planned, fleet)
@@ -300,8 +302,11 @@ class _StageRun:
         done = 0
         for block in comparable_blocks(planned):
             block_s = sum(cell.cell.play_s + BETWEEN_CELLS_S for cell in block if cell in missing)
-            if block_s and self._over_budget(block_s):
+            if block_s and self._over_budget(block_s + self._startup_s(block, missing)):
                 say(f"time is over: {len(planned) - done} cells of the plan are not measured")
+                for cell in planned[done:]:
+                    if self._cell_id(cell) in self.writer.cells:
+                        self._measure_cell(cell, fleet)  # which an earlier process finished
                 return done
             for cell in block:
                 if self._cell_id(cell) in elsewhere:
@@ -312,6 +317,14 @@ class _StageRun:
                 self._measure_cell(cell, fleet)
             done += len(block)
         return done
+
+    def _startup_s(self, block: Sequence[PlannedCell], missing: Sequence[PlannedCell]) -> float:
+        """Usual time until the servers that a block needs are up, where one runs at a time."""
+        if self.plan.residents is not None:
+            return 0.0
+        turns = [cell.chosen for cell in block if cell in missing]
+        starts = [now for before, now in zip([None, *turns], turns, strict=False) if now is not before]
+        return sum(chosen.system.usual_startup_s for chosen in starts)
 
     def _over_budget(self, next_s: float) -> bool:
         budget_s = self.options.budget_s
@@ -348,7 +361,8 @@ class _StageRun:
                     self.book.path(planned.schedule),
                     server,
                     self.plan,
-                    self.survey.gpu,
+                    self._gpu(planned.chosen),
+                    fleet.processes,
                 )
                 fleet.check(planned.chosen)
             except ServerError as error:
@@ -360,6 +374,10 @@ class _StageRun:
         self.cells.append(record)
         self.rows[cell] = row
         return row
+
+    def _gpu(self, chosen: ChosenSystem) -> GpuAccess:
+        """The GPUs a system runs on: nothing is known of those of a server that somebody else started."""
+        return self.survey.gpu if chosen.system.url is None else GpuAccess(None, ())
 
     def _identity(self, record: CellRecord) -> RunIdentity:
         part = self.noted.sessions[record.session]
@@ -407,7 +425,7 @@ class _StageRun:
             prefix_cache=chosen.configuration.prefix_cache,
             dtype=self.plan.dtype,
             device=self.options.device,
-            num_gpus=len(self.survey.gpu.gpus),
+            num_gpus=len(self._gpu(chosen).gpus),
             workload=describe_workload(load.prompts, load.output, frozen.left_out),
             load=load.load.shape,
             concurrency=load.load.concurrency if load.is_closed else None,
@@ -425,7 +443,7 @@ class _StageRun:
             slo_tpot_ms=self.plan.slo.tpot_ms,
             ceiling_events_per_s=ceiling.events_per_s if ceiling else None,
             correctness_identical=agrees,
-            undeclared_gpu_processes=[*self.strangers, *played.strangers],
+            undeclared_gpu_processes=list(played.strangers),
             limits=self.plan.limits.model_dump(),
             session=self.session,
             load_label=describe_load(load.load),
@@ -436,6 +454,7 @@ class _StageRun:
             events_stride=played.events_stride,
             shares_prefixes=load.shares_prefixes,
             client_stall_ms=played.client_stall_ms,
+            client_busy=played.client_busy,
             verdict_rules=RULES,
         )
 
@@ -492,7 +511,8 @@ def _code(part: Session) -> tuple[str, bool, str | None, str]:
 
 
 def _measured(results: Path, run: str) -> list[str]:
-    """Cells of a complete run. Raises StoreError when there is none, StoreError for an incomplete one."""
+    """VALID cells of a complete run. Raises StoreError when there is none."""
     if partial_path(results, run).is_dir():
         raise StoreError(f"run {run} is incomplete: finish it first, with --run {run}")
-    return [cell.cell for cell in load_run(results / run).manifest.cells if cell.failure is None]
+    serving = load_run(results / run).serving
+    return serving[serving["verdict"] == "VALID"]["cell"].tolist()

@@ -118,7 +118,7 @@ class ServingRow(Record):
         "share of the GPU's memory that the server was given; empty: its own default", default=None
     )
     residents: str = described(
-        "servers that stayed in memory, frozen, while this one was measured, separated by spaces", default=""
+        "servers that were in memory, separated by spaces; all but the one measured were frozen", default=""
     )
     server_cached_tokens: int | None = described(
         "prompt tokens answered from the prefix cache during the play, by the server's own counters",
@@ -149,6 +149,10 @@ class ServingRow(Record):
     )
     client_stall_ms: float | None = described(
         "longest time in the play that a client process did not run when it was to", "ms", default=None
+    )
+    client_busy: float | None = described(
+        "largest share of a core that a client process used: 1 is its end, whatever the ceiling says",
+        default=None,
     )
 
 
@@ -222,6 +226,9 @@ class KneeRow(Record):
         "lowest rate of the grid at which one did not; empty: the highest did", "requests/s"
     )
     cells: int = described("cells that were played for it")
+    complete: bool = described(
+        "false when the search was cut: the interval is wider than a step", default=True
+    )
 
 
 class CorrectnessRow(Record):
@@ -429,14 +436,19 @@ class CellRecord(Record):
         "share of the GPU's memory that the server was given", default=None
     )
     residents: list[str] = described("servers in memory, frozen meanwhile", default=[])
-    counters_before: dict[str, float] = described("the server's own counters before the play", default={})
-    counters_after: dict[str, float] = described("and after it", default={})
+    counters_before: dict[str, float] | None = described(
+        "the server's own counters before the play; empty when they could not be read", default=None
+    )
+    counters_after: dict[str, float] | None = described("and after it", default=None)
     events_stride: int = described("every how-manieth request has its events kept", default=1)
     shares_prefixes: bool = described("prompts of the workload have common prefixes", default=False)
     client_stall_ms: float | None = described(
         "longest time that a client process did not run when it was to; empty in older runs",
         "ms",
         default=None,
+    )
+    client_busy: float | None = described(
+        "largest share of a core that a client process used; empty in older runs", default=None
     )
     verdict_rules: int = described("version of the rules of the verdict", default=1)
 
@@ -475,6 +487,7 @@ class Started(Record):
     sessions: list[Session] = described("the parts so far")
     servers: list[ServerLaunch] = described("servers started so far")
     correctness: list[CorrectnessRow] = described("answers compared so far")
+    systems: list[str] = described("systems that are measured, with their configurations")
     agrees: dict[str, bool] = described("for each system checked, whether it agrees as declared")
 
 

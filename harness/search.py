@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.knee import grid, interval
+from harness.knee import grid, interval, next_probe
 from harness.schema import KneeRow, KneeSearch, ServingRow
 from harness.stage import SearchPlan
 
-OF_THE_SERVER = ("failed_requests:", "nothing_measured:", "not_measured:")
+OF_THE_SERVER = ("failed_requests:", "nothing_measured:")
 """Reasons of an INVALID cell that an overloaded server gives. Any other says that the measurement failed."""
+WENT_AWAY = "while it was used"
+"""How the reason of a cell ends whose server died in it."""
 
 
 def declared(search: SearchPlan) -> KneeSearch:
@@ -22,7 +24,8 @@ def kept_up(row: ServingRow, target_attainment: float) -> bool | None:
     if row.verdict == "VALID":
         return row.attainment is not None and row.attainment >= target_attainment
     reasons = row.reasons.split("; ")
-    return False if all(reason.startswith(OF_THE_SERVER) for reason in reasons) else None
+    to_blame = [reason.startswith(OF_THE_SERVER) or reason.endswith(WENT_AWAY) for reason in reasons]
+    return False if all(to_blame) else None
 
 
 def outcomes(search: KneeSearch, rows: Sequence[ServingRow]) -> dict[float, list[bool]]:
@@ -50,7 +53,8 @@ def knees(searches: Sequence[KneeSearch], rows: Sequence[ServingRow]) -> list[Kn
         tried = [row for row in rows if row.load_name in names]
         for system, config in dict.fromkeys((row.system, row.config) for row in tried):
             own = [row for row in tried if (row.system, row.config) == (system, config)]
-            low, high = interval(rates, outcomes(search, own), search.repetitions)
+            found_so_far = outcomes(search, own)
+            low, high = interval(rates, found_so_far, search.repetitions)
             found.append(
                 KneeRow(
                     system=system,
@@ -62,6 +66,7 @@ def knees(searches: Sequence[KneeSearch], rows: Sequence[ServingRow]) -> list[Kn
                     low_rps=low,
                     high_rps=high,
                     cells=len(own),
+                    complete=next_probe(rates, found_so_far, search.repetitions) is None,
                 )
             )
     return found

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from harness.gpu import RELEASE_LIMIT_S, free_memory_share, used_memory_bytes
+from harness.gpu import RELEASE_LIMIT_S, free_memory_share, processes_on, used_memory_bytes
 from harness.plan import ChosenSystem
 from harness.progress import phase, say
 from harness.provenance import anonymous
@@ -100,6 +100,10 @@ class Servers:
                 )
             yield replace(server, model=chosen.system.served_name(target))
 
+    def gpu_processes(self) -> set[str]:
+        """Whoever is on the GPUs now."""
+        return set(processes_on(self._survey.gpu.nvml, self._survey.gpu.gpus))
+
     def _await_memory(self, label: str, used_before: list[int]) -> None:
         """Waits until a server that ended has given its GPU memory back: the next looks at what is free."""
         gpu = self._survey.gpu
@@ -127,7 +131,7 @@ class Fleet:
 
     `on_start(chosen, server)` is called once for each server when it is ready, before its first turn. A
     server that does not start or goes away is not tried again: each further turn raises the same
-    ServerError.
+    ServerError. `processes`: what came onto the GPU with the servers, as gpu.processes_on names it.
     """
 
     def __init__(
@@ -142,6 +146,7 @@ class Fleet:
         self._on_start = on_start
         self._up: dict[str, tuple[ExitStack, RunningServer]] = {}
         self._lost: dict[str, str] = {}
+        self.processes: set[str] = set()
 
     def __enter__(self) -> Fleet:
         return self
@@ -171,7 +176,10 @@ class Fleet:
             raise ServerError(self._lost[chosen.label])
         for label in list(self._up):
             if label != chosen.label:
-                self._rest(label)
+                try:
+                    self._rest(label)
+                except ServerError as error:
+                    self._lose(label, str(error))
         try:
             if chosen.label not in self._up:
                 self._start(chosen)
@@ -194,7 +202,9 @@ class Fleet:
     def _start(self, chosen: ChosenSystem) -> None:
         stack = ExitStack()
         share = self._plan.memory_share(chosen.label)
+        before = self._servers.gpu_processes()
         server = stack.enter_context(self._servers.up(chosen, self._plan.dtype, "timed cells", share))
+        self.processes |= self._servers.gpu_processes() - before
         self._up[chosen.label] = (stack, server)
         self._on_start(chosen, server)
 

@@ -13,7 +13,15 @@ from harness.errors import BadInput
 from harness.schema import RECEIVED_BIN_MS
 from harness.store import sha256_of
 from harness.verdict import Limits
-from harness.workload.declared import ClosedLoad, EnglishPrompts, Lengths, Load, PoissonLoad, Prompts
+from harness.workload.declared import (
+    ClosedLoad,
+    EnglishPrompts,
+    Lengths,
+    Load,
+    PoissonLoad,
+    Prompts,
+    TracePrompts,
+)
 
 STAGES = Path(__file__).with_name("stages")
 
@@ -54,7 +62,9 @@ class CellPlan(Declared):
     @property
     def shares_prefixes(self) -> bool:
         """Prompts begin as others do, on purpose."""
-        return self.prompts.kind in ("prefix_groups", "conversations", "trace")
+        if isinstance(self.prompts, TracePrompts):
+            return self.prompts.trace not in ("azure_code", "azure_conv")  # lengths alone, no blocks
+        return self.prompts.kind in ("prefix_groups", "conversations")
 
 
 class SearchPlan(Declared):

@@ -161,6 +161,10 @@ class RunWriter:
         except BlockingIOError:
             os.close(self._lock)
             raise RunExists(f"{self.folder} is being written by another process") from None
+        if (self.folder / MANIFEST).exists():
+            self._give_name()
+            self.close()
+            raise RunExists(f"{self.final} was complete but for its name, and has it now")
         self.started = self._read_started()
         self.cells = {record.cell: record for record in self._finished_cells()}
 
@@ -206,11 +210,20 @@ class RunWriter:
         manifest = manifest.model_copy(
             update={"files": self._listed(logs=False), "logs": self._listed(logs=True), "complete": True}
         )
+        lost = self.cells.keys() - {record.cell for record in manifest.cells}
+        if lost:
+            raise StoreError(
+                f"{self.folder}: finished cells {', '.join(sorted(lost))} are not part of the run"
+            )
         self.write(MANIFEST, manifest.model_dump_json(indent=1).encode() + b"\n")
+        return self._give_name()
+
+    def _give_name(self) -> Path:
+        """The last steps of a run whose manifest says complete. After a kill they are done again."""
         with _explained(self.final, "rename the run to"):
-            (self.folder / STARTED).unlink()
             if (self.folder / CELLS).exists():
                 shutil.rmtree(self.folder / CELLS)
+            (self.folder / STARTED).unlink(missing_ok=True)
             self.folder.rename(self.final)
             _sync_folder(self.final.parent)
         return self.final

@@ -38,7 +38,7 @@ def to_csv(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> bytes:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
     writer.writerows([format_value(value) for value in row] for row in rows)
-    return text.getvalue().encode()
+    return text.getvalue().encode("utf-8", "replace")
 
 
 def records_to_csv(row: type[Record], records: Iterable[Record]) -> bytes:

@@ -26,6 +26,16 @@ class Limits(BaseModel):
         0.95, gt=0, le=1, description="open loop: share of the window's requests sent in it"
     )
     littles_law_tolerance: float = Field(0.25, gt=0, description="beyond 1 +- (this + edges), a note")
+    max_busy: float = Field(
+        0.67,
+        gt=0,
+        le=1,
+        description="share of a core a client process may use: above, it measures itself",
+    )
+    high_busy: float = Field(0.33, gt=0, le=1, description="above this, a note")
+    max_halves_difference: float = Field(
+        0.15, gt=0, description="tokens of the second half of the window against the first: beyond, a note"
+    )
     max_stall_ms: float = Field(
         200, gt=0, description="longest time that a client process did not run when it was to, ms"
     )
@@ -45,9 +55,11 @@ THROTTLED = {
 POWER_CAPPED = 0x4
 
 
-RULES = 2
+RULES = 3
 """Version of the rules below; a cell is judged by those it was measured under, so that `verify` can recompute
-its row. 2: a cache that the server says nothing of is noted."""
+its row. 2: a cache that the server says nothing of is noted. 3: a growing queue does not widen the tolerance
+of Little's law without limit, and windows whose halves differ are noted."""
+WIDEST_EDGES = 0.1
 
 
 @dataclass(frozen=True)
@@ -58,7 +70,8 @@ class Surroundings:
     was measured. correctness_identical: None when the stage checks none for this system. cached_tokens:
     prompt tokens from the prefix cache, by the server's counters or its answers, None when it does not say.
     shares_prefixes: the workload is made of prompts with common prefixes. client_stall_ms: None in older
-    runs. has_prefix_cache: the configuration has one, or may have.
+    runs. client_busy: largest share of a core that a client process used; None in older runs.
+    has_prefix_cache: the configuration has one, or may have.
     """
 
     failure: str | None
@@ -71,6 +84,7 @@ class Surroundings:
     shares_prefixes: bool = False
     throttle_reasons: int = 0
     client_stall_ms: float | None = None
+    client_busy: float | None = None
     has_prefix_cache: bool = False
     rules: int = RULES
 
@@ -114,6 +128,8 @@ def _reasons(metrics: CellMetrics, limits: Limits, around: Surroundings) -> list
         reasons.append(f"client_lag: p99 {metrics.lag_ms_p99:.3g} ms > {limits.lag_p99_ms:g} ms")
     if around.client_stall_ms is not None and around.client_stall_ms > limits.max_stall_ms:
         reasons.append(f"client_stalled: {around.client_stall_ms:.3g} ms > {limits.max_stall_ms:g} ms")
+    if around.client_busy is not None and around.client_busy > limits.max_busy:
+        reasons.append(f"client_busy: {around.client_busy:.2g} of a core > {limits.max_busy:g}")
     headroom = client_headroom(metrics, around.ceiling_events_per_s)
     if headroom is not None and headroom < limits.min_headroom:
         reasons.append(f"client_headroom: {headroom:.3g} < {limits.min_headroom:g}")
@@ -148,13 +164,19 @@ def _notes(metrics: CellMetrics, limits: Limits, around: Surroundings) -> list[s
         notes.append(f"client_headroom_low: {headroom:.3g} < {limits.low_headroom:g}")
     if metrics.token_count_method == "assumed":
         notes.append("tokens_assumed: one token per event")
+    if around.client_busy is not None and limits.high_busy < around.client_busy <= limits.max_busy:
+        notes.append(f"client_rather_busy: {around.client_busy:.2g} of a core > {limits.high_busy:g}")
     if around.rules >= 2 and around.has_prefix_cache and around.cached_tokens is None:
         notes.append("cache_unknown: the server does not say what came from its prefix cache")
     if around.throttle_reasons & POWER_CAPPED:
         notes.append("power_capped: the GPU held its clock down to keep its power limit")
     ratio = metrics.littles_law_ratio
-    if ratio is not None and abs(ratio - 1) > limits.littles_law_tolerance + _edges(metrics):
+    edges = _edges(metrics) if around.rules < 3 else min(_edges(metrics), WIDEST_EDGES)
+    if ratio is not None and abs(ratio - 1) > limits.littles_law_tolerance + edges:
         notes.append(f"not_steady: Little's law ratio {ratio:.3g}")
+    halves = metrics.halves_ratio
+    if around.rules >= 3 and halves is not None and abs(halves - 1) > limits.max_halves_difference:
+        notes.append(f"halves_differ: tokens of the second half of the window / first {halves:.3g}")
     return notes
 
 

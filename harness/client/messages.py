@@ -60,12 +60,13 @@ class Records:
 @dataclass(frozen=True)
 class Delivery:
     """What else a worker has when all its records are sent. `stalled_ns`: the longest time that it did not
-    run when it was to."""
+    run when it was to; `busy`: processor time / time of the play."""
 
     received: Received
     events_stride: int
     exhausted: bool
     stalled_ns: int
+    busy: float
 
 
 @dataclass(frozen=True)

@@ -146,6 +146,7 @@ def play(
             window_ns=window_ns,
             exhausted=any(delivery.exhausted for delivery in deliveries),
             stalled_ms=max(delivery.stalled_ns for delivery in deliveries) / 1e6,
+            busy=max(delivery.busy for delivery in deliveries),
             events_stride=events_stride,
         ),
     )

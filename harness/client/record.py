@@ -97,8 +97,9 @@ class PlayInfo:
     `started_at` is the start of play (UTC, ISO 8601), `epoch_ns` the same on CLOCK_MONOTONIC. `cpus` are the
     cores the workers were pinned to, one each; empty when they were not. `played_s` runs from the start of
     play to the end of the last request. `exhausted`: a timed closed loop came to the end of its list, so that
-    slots stood empty. `stalled_ms`: the longest time that a worker did not run when it was to.
-    `events_stride`: records of requests whose index is no multiple of it hold no events.
+    slots stood empty. `stalled_ms`: the longest time that a worker did not run when it was to. `busy`: the
+    largest share of a core that one used, 1 at its end. `events_stride`: records of requests whose index is
+    no multiple of it hold no events.
     """
 
     schedule_sha256: str
@@ -110,4 +111,5 @@ class PlayInfo:
     window_ns: tuple[int, int] | None
     exhausted: bool
     stalled_ms: float
+    busy: float
     events_stride: int

@@ -42,8 +42,9 @@ HEARTBEAT_NS = round(HEARTBEAT_S * 1e9)
 RECORDS_A_MESSAGE = 10_000
 
 
-async def _play(job: Job, pipe: Pipe) -> tuple[Ledger, bool, int]:
-    """The records, whether a closed loop ran out of requests, and the longest stall."""
+async def _play(job: Job, pipe: Pipe) -> tuple[Ledger, bool, int, float]:
+    """The records, whether a closed loop ran out of requests, the longest stall, and the share of a core that
+    the process used."""
     loop = asyncio.get_running_loop()
     requests = WireRequests(job.wire)
     observer = Observer(job.worker, job.keep_output, PlainEventScanner())
@@ -69,6 +70,7 @@ async def _play(job: Job, pipe: Pipe) -> tuple[Ledger, bool, int]:
     gc.freeze()
     gc.disable()  # a collection would delay stamps by milliseconds
     shape.begin()
+    cpu_ns = time.process_time_ns()
     reported = 0
     beat_ns, stalled_ns = time.monotonic_ns(), 0
     while not shape.finished.done():
@@ -80,15 +82,16 @@ async def _play(job: Job, pipe: Pipe) -> tuple[Ledger, bool, int]:
             reported = len(ledger.records)
             pipe.send(Progress(reported))
     shape.finished.result()
+    busy = (time.process_time_ns() - cpu_ns) / max(1, time.monotonic_ns() - observer.epoch_ns)
     pacer.close()
     dispatcher.close()
-    return ledger, shape.exhausted, stalled_ns
+    return ledger, shape.exhausted, stalled_ns, busy
 
 
-def _deliver(ledger: Ledger, exhausted: bool, stalled_ns: int, pipe: Pipe) -> None:
+def _deliver(ledger: Ledger, exhausted: bool, stalled_ns: int, busy: float, pipe: Pipe) -> None:
     for start in range(0, len(ledger.records), RECORDS_A_MESSAGE):
         pipe.send(Records(ledger.records[start : start + RECORDS_A_MESSAGE]))
-    pipe.send(Delivery(ledger.received(), ledger.stride, exhausted, stalled_ns))
+    pipe.send(Delivery(ledger.received(), ledger.stride, exhausted, stalled_ns, busy))
 
 
 def _fail(shape: Loop, context: dict[str, Any]) -> None:

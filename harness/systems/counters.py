@@ -12,15 +12,15 @@ from harness.systems.fetch import UNREACHABLE, fetch
 TIMEOUT_S = 5.0
 
 
-def read_counters(url: str, system: System) -> dict[str, float]:
-    """The system's counters by our names (see System.counters); empty when the server has no /metrics."""
+def read_counters(url: str, system: System) -> dict[str, float] | None:
+    """The system's counters by our names (see System.counters); None when they cannot be read."""
     if not system.counters:
-        return {}
+        return None
     try:
         status, body = fetch(url, "/metrics", TIMEOUT_S)
-        return parse_counters(body.decode(), system.counters) if status == 200 else {}
+        return parse_counters(body.decode(), system.counters) if status == 200 else None
     except (*UNREACHABLE, ValueError):
-        return {}
+        return None
 
 
 def parse_counters(text: str, samples: Mapping[str, str]) -> dict[str, float]:

@@ -21,11 +21,16 @@ from harness.systems.fetch import UNREACHABLE, fetch
 POLL_INTERVAL_S = 0.1
 HEALTH_TIMEOUT_S = 5.0
 LOG_LINES_SHOWN = 15
+TELLING_PREFIXES = (
+    "VLLM_", "SGLANG_", "SGL_", "CUDA_", "NCCL_", "TORCH", "PYTORCH_", "TRITON_", "OMP_", "MKL_", "HF_",
+    "FLASHINFER_",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Launch:
-    """How one server is started. `additions` is what its environment has beyond the harness's own."""
+    """How one server is started. `additions` is what its environment has beyond the harness's own, and what
+    it inherits of variables that change how such servers run."""
 
     argv: list[str]
     environment: dict[str, str]
@@ -39,7 +44,11 @@ class Launch:
 
     @property
     def additions(self) -> dict[str, str]:
-        changed = {name: value for name, value in self.environment.items() if os.environ.get(name) != value}
+        changed = {
+            name: value
+            for name, value in self.environment.items()
+            if os.environ.get(name) != value or name.startswith(TELLING_PREFIXES)
+        }
         if "PATH" in changed:
             changed["PATH"] = changed["PATH"].removesuffix(os.environ.get("PATH", os.defpath)) + "$PATH"
         return changed

@@ -143,6 +143,7 @@ def started() -> Started:
         sessions=[session],
         servers=[],
         correctness=[],
+        systems=["engine"],
         agrees={},
     )
 

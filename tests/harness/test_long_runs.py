@@ -4,13 +4,17 @@ import os
 import signal
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from harness.client.null_process import Pace
+from harness.client.null_server import NullServer
 from harness.schema import KneeRow
 from harness.store import load_run
 from harness.verify import verify
 from tests.harness.systems.test_process import wait_until
+from tests.harness.test_gpu import FakeNvml
 from tests.harness.test_run import ROOT, command, in_process, stage_file
 
 PAIR = '["null", "null:again"]'
@@ -45,7 +49,7 @@ def order(found) -> list[str]:
 
 FULL = [
     "default/closed0", "again/closed0", "again/closed1", "default/closed1",
-    "default/open0", "again/open0", "again/open1", "default/open1",
+    "again/open0", "default/open0", "default/open1", "again/open1",
 ]  # fmt: skip
 
 
@@ -103,6 +107,8 @@ def test_a_run_may_not_go_on_with_another_stage_or_model(place, capsys):
     wait_until(lambda: (partial / "started.json").exists(), "the run did not begin")
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
+    assert run(place, stage, "other", "--system", "null") == 2
+    assert "run other was begun with another set of systems" in capsys.readouterr().err
     assert run(place, pair(place, "other"), "other") == 2
     assert "run other was begun with another stage file: choose another name" in capsys.readouterr().err
     stage = pair(place, "other", more=RESIDENT + "\n# then")
@@ -154,6 +160,53 @@ def test_a_budget_cuts_where_all_systems_are_alike_and_the_rest_is_added_later(p
     assert "have another stage file: they cannot be merged" in capsys.readouterr().err
 
 
+class SharedGpu(FakeNvml):
+    """One GPU; process 666 comes when the first cell has been played, and stays."""
+
+    def nvmlDeviceGetCount(self):
+        return 1
+
+    def nvmlDeviceGetMemoryInfo(self, handle):
+        return SimpleNamespace(total=2**34, free=2**34, used=0)
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle):
+        finished = list(self.results.glob(".*.partial/cells/*/cell.json"))
+        return [SimpleNamespace(pid=666)] if finished else []
+
+
+@pytest.fixture
+def gpu(place, monkeypatch):
+    nvml = SharedGpu()
+    nvml.results = place / "results"
+    monkeypatch.setattr("harness.survey.open_nvml", lambda: nvml)
+    monkeypatch.setattr("harness.gpu.RELEASE_LIMIT_S", 0.0)
+    return nvml
+
+
+def on_gpu(stage: Path) -> Path:
+    stage.write_text(stage.read_text().replace("[cpu]", "[cuda]").replace("cpu.cells", "cuda.cells"))
+    return stage
+
+
+def test_a_stranger_on_the_gpu_makes_every_cell_invalid_that_it_is_there_in(place, gpu, monkeypatch):
+    assert in_process(place, "run", on_gpu(pair(place, "shared")), "--device", "cuda", "--run", "shared") == 1
+    verdicts = result(place, "shared").serving
+    assert verdicts["verdict"].tolist() == ["VALID"] + ["INVALID"] * 7
+    assert set(verdicts["reasons"][1:]) == {"gpu_shared: pid 666 on GPU 0"}
+    assert set(verdicts["num_gpus"]) == {1} and verdicts["joules_per_token"].notna().all()
+
+
+def test_of_a_server_that_somebody_else_started_no_gpu_is_known(place, gpu):
+    stage = on_gpu(stage_file(place, "elsewhere"))
+    with NullServer(processes=1, pace=Pace.from_ms(10, 2)) as server:
+        arguments = ("--device", "cuda", "--run", "elsewhere", "--system", server.url)
+        assert in_process(place, "run", stage, *arguments) == 0
+    rows = result(place, "elsewhere").serving
+    assert rows["verdict"].tolist() == ["VALID", "VALID"]
+    assert rows["gpu"].isna().all() and set(rows["num_gpus"]) == {0}
+    assert rows["joules_per_token"].isna().all()
+
+
 SEARCH = """
 [[cpu.searches]]
 name = "knee"
@@ -189,8 +242,6 @@ def test_a_search_of_a_server_that_is_too_slow_says_so(place):
 
 
 def test_a_server_that_runs_already_is_measured_by_its_url(place):
-    from harness.client.null_server import NullServer, Pace
-
     stage = stage_file(place, "url")
     with NullServer(processes=1, pace=Pace.from_ms(10, 2)) as server:
         assert run(place, stage, "url", "--system", server.url) == 0

@@ -212,3 +212,11 @@ def test_gpu_state_is_that_of_the_window():
     assert found == metrics.GpuState(1600, 65, 0x5)
     nothing = metrics.gpu_state(records_to_frame(GpuSampleRow, []), WINDOW)
     assert nothing == metrics.GpuState(None, None, 0)
+
+
+def test_the_halves_of_a_window_are_compared():
+    steady_ = made.tables(steady(140)).received
+    assert metrics.halves_ratio(steady_, Window(2 * S, 12 * S)) == pytest.approx(1)
+    late = made.tables([record(0, 0, [(3 * S, 2), (8 * S, 3)])]).received
+    assert metrics.halves_ratio(late, Window(2 * S, 12 * S)) == 1.5
+    assert metrics.halves_ratio(late[late["t_ms"] >= 8000], Window(2 * S, 12 * S)) is None

@@ -50,7 +50,7 @@ def order(cells) -> str:
 def test_residents_alternate_within_each_load():
     cells = planned_cells(plan("x", "y", repetitions=3), [A, B, C])
     assert order(cells) == (
-        "a/x0 b/x0 c/x0 c/x1 b/x1 a/x1 a/y0 b/y0 c/y0 c/y1 b/y1 a/y1 a/x2 b/x2 c/x2 a/y2 b/y2 c/y2"
+        "a/x0 b/x0 c/x0 c/x1 b/x1 a/x1 c/y0 b/y0 a/y0 a/y1 b/y1 c/y1 a/x2 b/x2 c/x2 c/y2 b/y2 a/y2"
     )
     assert [planned.position for planned in cells] == list(range(18))
 

@@ -30,6 +30,8 @@ def test_a_valid_cell_keeps_up_at_the_target_itself():
         ("failed_requests: 3 of 140", False),
         ("failed_requests: 3 of 140; nothing_measured: no requests or no tokens in the window", False),
         ("not_measured: server ended with status 1 while it was used", False),
+        ("not_measured: server ended with status 1 before it was ready", None),
+        ("not_measured: load generator process 3 failed: Too many open files", None),
         ("client_lag: p99 20 ms > 10 ms", None),
         ("failed_requests: 3 of 140; client_lag: p99 20 ms > 10 ms", None),
         ("gpu_shared: pid 1 on GPU 0", None),
@@ -58,9 +60,10 @@ def test_knees_are_one_interval_a_system():
         row(20, 0, system="vllm", attainment=0.9), row(10, 0, system="vllm", attainment=0.9),
     ]  # fmt: skip
     found = knees([SEARCH], rows)
-    assert [(knee.system, knee.low_rps, knee.high_rps, knee.cells) for knee in found] == [
-        ("engine", 20, 40, 3),
-        ("vllm", None, 10, 2),
+    assert [(knee.system, knee.low_rps, knee.high_rps, knee.cells, knee.complete) for knee in found] == [
+        ("engine", 20, 40, 3, True),
+        ("vllm", None, 10, 2, True),
     ]
+    assert not knees([SEARCH], rows[:1])[0].complete
     assert isinstance(found[0], KneeRow) and found[0].slo_ttft_ms == 500
     assert knees([], rows) == []

@@ -69,7 +69,9 @@ def written_run(results, cells=("c0", "c1")):
         writer.add_cell(record, made.frames())
         records.append(record)
         rows.append(serving_row(identity(), record, made))
-    return writer.finish(manifest(records), rows)
+    path = writer.finish(manifest(records), rows)
+    writer.close()
+    return path
 
 
 def test_a_finished_run_loads_with_all_its_rows(tmp_path):
@@ -219,6 +221,26 @@ def test_verify_notices_events_that_are_missing(tmp_path):
         "received.csv.gz, cell c1",
         "events.csv.gz, cell c1",
     ]
+
+
+def test_a_run_killed_before_its_name_gets_it_from_the_next_process(tmp_path):
+    path = written_run(tmp_path)
+    whole = {file.relative_to(path): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+    path.rename(tmp_path / ".r1.partial")
+    (tmp_path / ".r1.partial" / "cells" / "c0").mkdir(parents=True)
+    with pytest.raises(RunExists, match="was complete but for its name, and has it now"):
+        RunWriter(tmp_path, "r1")
+    assert verify(path) == []
+    assert {file.relative_to(path): file.read_bytes() for file in path.rglob("*") if file.is_file()} == whole
+
+
+def test_a_finished_cell_is_never_left_out(tmp_path):
+    writer = RunWriter(tmp_path, "r1")
+    writer.note(started())
+    for name in ("c0", "c1"):
+        writer.add_cell(cell_record(cell=name), tables(steady(130), name).frames())
+    with pytest.raises(StoreError, match="finished cells c1 are not part of the run"):
+        writer.finish(manifest([cell_record(cell="c0")]), [])
 
 
 def test_a_name_is_taken_once(tmp_path):

@@ -52,6 +52,7 @@ def test_a_clean_cell_is_valid_without_notes():
         ({"played_failed": 2, "mismatched": 2}, {}, "token_mismatch: 2 of 140 requests"),
         ({"lag_ms_p99": 10.5}, {}, "client_lag: p99 10.5 ms > 10 ms"),
         ({"lag_ms_p99": float("inf")}, {}, "client_lag: p99 inf ms > 10 ms"),
+        ({}, {"client_busy": 0.68}, "client_busy: 0.68 of a core > 0.67"),
         ({}, {"client_stall_ms": 201.0}, "client_stalled: 201 ms > 200 ms"),
         ({}, {"ceiling_events_per_s": 74.9}, "client_headroom: 1.5 < 1.5"),
         ({"sent_in_window": 94}, {}, "rate_not_achieved: 94 of 100 requests sent in the window"),
@@ -134,6 +135,19 @@ def test_any_failed_request_anywhere_in_the_play_is_a_reason(failures):
     ]
     metrics = measured(records, Window(2 * S, 12 * S), Slo(None, None))
     assert judge(metrics, LIMITS, AROUND).valid == (not failures)
+
+
+def test_a_window_that_is_not_steady_is_noted():
+    growing = {"littles_law_ratio": 0.3, "mean_in_flight": 900.0, "requests": 1000, "sent_in_window": 1000}
+    assert codes(verdict(growing).notes) == ["not_steady"]
+    assert verdict(growing, {"rules": 2}).notes == ()
+    assert codes(verdict({"halves_ratio": 1.38}).notes) == ["halves_differ"]
+    assert verdict({"halves_ratio": 1.1}).notes == verdict({"halves_ratio": None}).notes == ()
+
+
+def test_a_client_that_uses_much_of_a_core_is_noted():
+    assert codes(verdict({}, {"client_busy": 0.5}).notes) == ["client_rather_busy"]
+    assert verdict({}, {"client_busy": 0.3}).notes == ()
 
 
 def test_a_cache_that_the_server_says_nothing_of_is_noted():

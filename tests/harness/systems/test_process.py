@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.systems.process import Launch, ServerError, already_running, free_port, running
+from harness.systems.process import TELLING_PREFIXES, Launch, ServerError, already_running, free_port, running
 
 ROOT = Path(__file__).parents[3]
 
@@ -184,7 +184,12 @@ def test_kill_9_of_the_harness_leaves_no_server(tmp_path):
     wait_until(lambda: not any(map(alive, pids)), "the server outlived the harness")
 
 
-def test_additions_name_only_what_differs_from_the_harness():
+def test_additions_name_what_differs_from_the_harness_and_what_tells_how_a_server_runs(monkeypatch):
+    for name in [name for name in os.environ if name.startswith(TELLING_PREFIXES)]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("VLLM_ATTENTION_BACKEND", "inherited")
     environment = dict(os.environ) | {"HF_HUB_OFFLINE": "x", "PATH": "/venv/bin:" + os.environ["PATH"]}
     made = Launch([], environment, None, 1, 1)
-    assert made.additions == {"HF_HUB_OFFLINE": "x", "PATH": "/venv/bin:$PATH"}
+    assert made.additions == {
+        "HF_HUB_OFFLINE": "x", "PATH": "/venv/bin:$PATH", "VLLM_ATTENTION_BACKEND": "inherited",
+    }  # fmt: skip
