@@ -174,7 +174,7 @@ def test_ratios_of_scaling_are_of_pairs_with_the_better_peer(
         expected.append(t_interval([a / b for a, b in zip(ours, theirs, strict=True)]))
     assert np.allclose([y for _, y in marks(axes, color)], [each[0] for each in expected])
     assert np.allclose(list(bars(axes, color).values()), [each[1:] for each in expected], rtol=1e-6)
-    assert "better peer: vLLM" in texts(figures["scaling"])
+    assert "better peer:\nvLLM" in texts(figures["scaling"])
 
 
 def test_two_repetitions_have_their_ends_for_bars_and_one_has_none(tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""Rented and own GPU boxes: rent, prepare, run, fetch, destroy."""
