@@ -18,6 +18,7 @@ from harness.client.player import PlayError, play
 from harness.errors import BadInput
 from harness.gpu import strangers_on
 from harness.knee import grid, next_probe
+from harness.notes import Notes
 from harness.plan import (
     BETWEEN_CELLS_S,
     ChosenSystem,
@@ -32,8 +33,7 @@ from harness.plan import (
 )
 from harness.play import GpuAccess, PlayedCell, not_played, play_cell, window_ns
 from harness.progress import minutes, phase, say
-from harness.provenance import anonymous
-from harness.rows import CellTables, RunIdentity, serving_row
+from harness.rows import CellTables, serving_row
 from harness.schema import (
     SCHEMA_VERSION,
     CellRecord,
@@ -41,10 +41,7 @@ from harness.schema import (
     CorrectnessRow,
     KneeRow,
     Manifest,
-    ServerLaunch,
     ServingRow,
-    Session,
-    Started,
 )
 from harness.search import declared, knees, outcomes
 from harness.servers import Fleet, Servers
@@ -119,77 +116,17 @@ class _StageRun:
         self.startup_s: dict[str, float] = {}
         self.cells: list[CellRecord] = []
         self.rows: dict[str, ServingRow] = {}
-        self._begin_session()
-        self.servers = Servers(options, found, writer.folder, len(self.noted.servers), self._note_launch)
+        self.notes = Notes(writer, options, found)
+        launched = len(self.notes.started.servers)
+        self.servers = Servers(options, found, writer.folder, launched, self.notes.add_launch)
         self.checker = self._checker()
-
-    @property
-    def noted(self) -> Started:
-        assert self.writer.started is not None  # since _begin_session
-        return self.writer.started
-
-    @property
-    def session(self) -> int:
-        return len(self.noted.sessions) - 1
-
-    def _begin_session(self) -> None:
-        """Notes that this process goes on with the run. Raises BadInput when it may not."""
-        identity, options = self.survey.identity, self.options
-        begun = self.writer.started or Started(
-            run=identity.run,
-            stage=options.stage.name,
-            stage_sha256=options.stage.sha256,
-            device=options.device,
-            model=identity.model,
-            sessions=[],
-            servers=[],
-            correctness=[],
-            systems=[chosen.label for chosen in self.survey.systems],
-            agrees={},
-        )
-        for name, then, now in (
-            ("stage file", begun.stage_sha256, options.stage.sha256),
-            ("device", begun.device, options.device),
-            ("model", begun.model, identity.model),
-            ("set of systems", begun.systems, [chosen.label for chosen in self.survey.systems]),
-            *(("code", _code(part), _code(self._session_record())) for part in begun.sessions[:1]),
-        ):
-            if then != now:
-                raise BadInput(
-                    f"run {begun.run} was begun with another {name}: choose another name with --run"
-                )
-        if begun.sessions:
-            say(f"going on with {self.writer.folder}: {len(self.writer.cells)} cells are finished")
-        self.writer.note(begun.model_copy(update={"sessions": [*begun.sessions, self._session_record()]}))
-
-    def _session_record(self, ceiling: ClientCeiling | None = None) -> Session:
-        identity = self.survey.identity
-        return Session(
-            created_at=self.survey.created_at,
-            command=[anonymous(argument, self.options.root) for argument in self.options.command],
-            source=identity.source,
-            box=identity.box,
-            hardware=identity.hardware,
-            environments=self.survey.environments,
-            client_ceiling=ceiling,
-        )
-
-    def _note_launch(self, launched: ServerLaunch) -> None:
-        self.writer.note(self.noted.model_copy(update={"servers": [*self.noted.servers, launched]}))
-
-    def _note_checks(self) -> None:
-        self.writer.note(
-            self.noted.model_copy(
-                update={"correctness": list(self.checker.rows), "agrees": dict(self.checker.agrees)}
-            )
-        )
 
     def _checker(self) -> Checker | None:
         if self.plan.correctness is None:
             return None
         schedule = build_correctness(self.plan.correctness, chat_turn(self.survey.model.folder))
         self.book.freeze(schedule)
-        noted = self.noted
+        noted = self.notes.started
         return Checker(
             self.plan.correctness, schedule, self.survey, list(noted.correctness), dict(noted.agrees)
         )
@@ -236,8 +173,7 @@ class _StageRun:
                 concurrency=self.plan.ceiling.concurrency,
                 tokens=self._shortest_answers(),
             )
-        now = self._session_record(ClientCeiling(**asdict(ceiling)))
-        self.writer.note(self.noted.model_copy(update={"sessions": [*self.noted.sessions[:-1], now]}))
+        self.notes.set_ceiling(ClientCeiling(**asdict(ceiling)))
 
     def _check_in_own_format(self) -> None:
         """Systems whose check has another number format than the cells, each on a server of its own."""
@@ -246,7 +182,7 @@ class _StageRun:
         for chosen in self.survey.systems:
             if self.checker.is_due(chosen):
                 self.checker.check_separately(chosen, self.servers)
-                self._note_checks()
+                self.notes.set_checks(self.checker.rows, self.checker.agrees)
 
     def _check_the_rest(self, fleet: Fleet) -> None:
         """Systems that are still to be checked: there was no cell to start a server for."""
@@ -257,7 +193,7 @@ class _StageRun:
                 except ServerError as error:
                     say(f"{chosen.label}: {error}")
                     self.checker.note_no_answers(chosen, str(error).splitlines()[0])
-                    self._note_checks()
+                    self.notes.set_checks(self.checker.rows, self.checker.agrees)
 
     def _shortest_answers(self) -> int:
         """Tokens of an answer where they are shortest on average: requests cost more than events do."""
@@ -269,7 +205,7 @@ class _StageRun:
         self.startup_s[chosen.label] = server.startup_s
         if self.checker is not None and self.checker.is_due(chosen):
             self.checker.check(chosen, server)
-            self._note_checks()
+            self.notes.set_checks(self.checker.rows, self.checker.agrees)
         if self.plan.warmup is not None:
             self._warm_up(chosen, server)
 
@@ -370,7 +306,7 @@ class _StageRun:
                 played = not_played(cell, str(error).splitlines()[0])
             self.writer.add_cell(self._record(planned, cell, played, fleet.residents), played.frames)
         record = self.writer.cells[cell]
-        row = serving_row(self._identity(record), record, CellTables.of(self.writer.frames(cell)))
+        row = serving_row(self.notes.identity(record), record, CellTables.of(self.writer.frames(cell)))
         self.cells.append(record)
         self.rows[cell] = row
         return row
@@ -378,10 +314,6 @@ class _StageRun:
     def _gpu(self, chosen: ChosenSystem) -> GpuAccess:
         """The GPUs a system runs on: nothing is known of those of a server that somebody else started."""
         return self.survey.gpu if chosen.system.url is None else GpuAccess(None, ())
-
-    def _identity(self, record: CellRecord) -> RunIdentity:
-        part = self.noted.sessions[record.session]
-        return RunIdentity(self.writer.run, part.box, part.hardware, part.source, self.noted.model)
 
     def _cell_id(self, planned: PlannedCell) -> str:
         chosen, source = planned.chosen, self.survey.source.source
@@ -414,7 +346,7 @@ class _StageRun:
         chosen, load = planned.chosen, planned.cell
         frozen = self.book[planned.schedule]
         start_ns, end_ns = window_ns(load)
-        ceiling = self.noted.sessions[-1].client_ceiling
+        ceiling = self.notes.ceiling
         agrees = self.checker.agrees.get(chosen.label) if self.checker is not None else None
         return CellRecord(
             cell=cell,
@@ -445,7 +377,7 @@ class _StageRun:
             correctness_identical=agrees,
             undeclared_gpu_processes=list(played.strangers),
             limits=self.plan.limits.model_dump(),
-            session=self.session,
+            session=self.notes.session,
             load_label=describe_load(load.load),
             memory_share=self._memory_share(chosen),
             residents=residents,
@@ -476,7 +408,7 @@ class _StageRun:
         )
 
     def _manifest(self, planned_total: int) -> Manifest:
-        noted = self.noted
+        noted = self.notes.started
         first, *later = noted.sessions
         return Manifest(
             schema_version=SCHEMA_VERSION,
@@ -503,11 +435,6 @@ class _StageRun:
             searches=[declared(search) for search in self.plan.searches],
             planned_cells=planned_total,
         )
-
-
-def _code(part: Session) -> tuple[str, bool, str | None, str]:
-    source = part.source
-    return source.git_commit, source.dirty, source.diff_sha256, source.lock_sha256
 
 
 def _measured(results: Path, run: str) -> list[str]:
