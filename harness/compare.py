@@ -22,11 +22,11 @@ from rich.table import Table
 from harness.agreement import same_outputs
 from harness.errors import BadInput
 from harness.gate import Gate
+from harness.looking import RESULTS
 from harness.ratios import METRICS, Comparison, Side, compare, unmatched
 from harness.store import list_runs, load_run
 
 COLUMNS = 80
-RESULTS = Path(__file__).resolve().parents[1] / "results" / "v1"
 
 
 def _amount(value: float | None) -> str:

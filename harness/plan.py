@@ -60,6 +60,11 @@ class PlannedCell:
         return schedule_name(self.cell, self.repetition)
 
     @property
+    def takes_s(self) -> float:
+        """Time of play, and what lies between two cells."""
+        return self.cell.play_s + BETWEEN_CELLS_S
+
+    @property
     def block(self) -> tuple[str, int]:
         """What the systems are compared in: one repetition of one load."""
         return self.cell.name, self.repetition
@@ -179,7 +184,7 @@ def timeline(plan: DevicePlan, device: str, systems: Sequence[ChosenSystem]) -> 
             if not resident and planned.chosen is not serving:
                 now_s += planned.chosen.system.usual_startup_s
                 serving = planned.chosen
-            now_s += planned.cell.play_s + BETWEEN_CELLS_S
+            now_s += planned.takes_s
             ends.append(now_s)
         steps += [
             Step(_in_words(planned), end_s, ends[-1], planned)

@@ -234,10 +234,10 @@ class _StageRun:
         elsewhere = {cell for run in self.options.after for cell in _measured(self.options.results, run)}
         missing = [cell for cell in planned if self._cell_id(cell) not in {*self.writer.cells, *elsewhere}]
         fleet.start([chosen for chosen in self.survey.systems if any(m.chosen is chosen for m in missing)])
-        to_play_s = sum(cell.cell.play_s + BETWEEN_CELLS_S for cell in missing)
+        to_play_s = sum(cell.takes_s for cell in missing)
         done = 0
         for block in comparable_blocks(planned):
-            block_s = sum(cell.cell.play_s + BETWEEN_CELLS_S for cell in block if cell in missing)
+            block_s = sum(cell.takes_s for cell in block if cell in missing)
             if block_s and self._over_budget(block_s + self._startup_s(block, missing)):
                 say(f"time is over: {len(planned) - done} cells of the plan are not measured")
                 for cell in planned[done:]:
@@ -249,7 +249,7 @@ class _StageRun:
                     continue
                 if cell in missing:
                     say(f"cell {cell.position + 1} of {len(planned)}, about {minutes(to_play_s)} to go")
-                    to_play_s -= cell.cell.play_s + BETWEEN_CELLS_S
+                    to_play_s -= cell.takes_s
                 self._measure_cell(cell, fleet)
             done += len(block)
         return done

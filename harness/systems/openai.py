@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from urllib.parse import urlsplit
 
+from harness.base_url import split_base_url
 from harness.errors import BadInput
 from harness.systems.base import Configuration, System, Target
 from harness.systems.environment import PROJECT
@@ -19,14 +19,10 @@ def openai_system(url: str) -> tuple[System, str]:
     HOST:PORT, with a prefix's slashes as dots. Raises BadInput for another URL.
     """
     try:
-        parts = urlsplit(url)
-        port = parts.port or 80
+        host, port, prefix = split_base_url(url, "system")
     except ValueError as error:
-        raise BadInput(f"system {url!r}: {error}") from error
-    if parts.scheme != "http" or not parts.hostname or parts.query or parts.fragment or parts.username:
-        raise BadInput(f"system {url!r} must have the form http://HOST[:PORT][/PREFIX]")
-    prefix = parts.path.rstrip("/").removesuffix("/v1")
-    configuration = f"{parts.hostname}:{port}{prefix.replace('/', '.')}"
+        raise BadInput(str(error)) from error
+    configuration = f"{host}:{port}{prefix.replace('/', '.')}"
     return System(
         name="openai",
         environment=PROJECT,
@@ -34,7 +30,7 @@ def openai_system(url: str) -> tuple[System, str]:
         configurations={configuration: Configuration("as it was started by somebody else")},
         command=_nothing_to_start,
         version=lambda _environment, _source: "unknown",
-        url=f"http://{parts.hostname}:{port}{prefix}",
+        url=f"http://{host}:{port}{prefix}",
         usual_startup_s=0.0,
     ), configuration
 
