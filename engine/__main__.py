@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from engine.config import ConfigError
+from engine.config import PRESETS, ConfigError
 
 if TYPE_CHECKING:
     from engine.serving.client import EngineClient
@@ -85,11 +85,12 @@ def _add_engine_options(parser: argparse.ArgumentParser) -> None:
         action="store_false",
         help="never reuse KV of equal prefixes",
     )
+    add("--preset", choices=tuple(PRESETS), default="full", help="leave steps towards speed out")
 
 
 _ENGINE_OPTIONS = (
     "device", "dtype", "max_model_len", "kv_cache_bytes", "gpu_memory_share", "max_num_seqs",
-    "max_batched_tokens", "prefix_cache",
+    "max_batched_tokens", "prefix_cache", "preset",
 )  # fmt: skip
 
 

@@ -196,6 +196,33 @@ def _present(fields: dict[str, Any], name: str, default: Any) -> Any:
 
 
 @dataclass(frozen=True)
+class Preset:
+    """Which of the engine's steps towards speed are taken; only those in PRESETS are ever measured or served.
+
+    paged: steps in padded shapes over Triton kernels that read the KV cache in place, on a GPU; without it
+    each step gathers its histories and attends with PyTorch operations. graphs: such steps are captured and
+    launched as CUDA graphs. queued: a step is queued on the GPU before the one before it is read.
+    mixed: prompt chunks and decodes share a step; without it prompts come first, in steps of their own.
+    """
+
+    paged: bool
+    graphs: bool
+    queued: bool
+    mixed: bool
+
+
+PRESETS = {
+    "eager": Preset(paged=False, graphs=False, queued=False, mixed=False),
+    "fused": Preset(paged=True, graphs=False, queued=False, mixed=False),
+    "graph": Preset(paged=True, graphs=True, queued=False, mixed=False),
+    "queued": Preset(paged=True, graphs=True, queued=True, mixed=False),
+    "full": Preset(paged=True, graphs=True, queued=True, mixed=True),
+}
+"""Each takes one step more than the one before it; `full` is what a user gets. On a CPU, where nothing is
+paged, captured or queued, they differ in `mixed` alone."""
+
+
+@dataclass(frozen=True)
 class EngineConfig:
     """Sizes of one engine, all resolved; every limit is checked here.
 
@@ -213,6 +240,7 @@ class EngineConfig:
     max_batched_tokens: int = 2048
     queue_depth: int = 1
     prefix_cache: bool = True
+    preset: Preset = PRESETS["full"]
 
     def __post_init__(self) -> None:
         for name in ("max_model_len", "block_size", "max_num_seqs", "max_batched_tokens", "queue_depth"):

@@ -14,11 +14,14 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from figures import (
+    ablation,
     agreement,
     attainment,
+    attention,
     distributions,
     energy,
     latency,
+    profile,
     roofline,
     scaling,
     throughput,
@@ -39,6 +42,9 @@ FIGURES: dict[str, Callable[[Run], Figure | None]] = {
     "attainment": attainment.draw,
     "roofline": roofline.draw,
     "energy": energy.draw,
+    "attention": attention.draw,
+    "ablation": ablation.draw,
+    "profile": profile.draw,
 }
 
 

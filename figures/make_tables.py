@@ -10,12 +10,13 @@ import re
 import sys
 from pathlib import Path
 
+from figures.attention_table import attention_table
 from figures.compare_table import compare_tables, compares
 from figures.format import UNDEFINED, count, three_digits
 from figures.runs import RESULTS, ROOT, describe_machine, describe_model, describe_origin, load_in_words
 from figures.style import SYSTEMS
 from harness.agreement import Agreement, by_system
-from harness.schema import CorrectnessRow, ServingRow
+from harness.schema import AttentionRow, CorrectnessRow, ServingRow
 from harness.store import Run, StoreError, load_run
 
 README = ROOT / "README.md"
@@ -36,6 +37,8 @@ def result_table(run: Run) -> str:
     A run without cells has a line a system, with its agreement with transformers. One that compares systems
     at several concurrencies has a line a system in a configuration.
     """
+    if run.records(AttentionRow):
+        return attention_table(run)
     described = (
         describe_model(run.serving, run.manifest),
         describe_machine(run.manifest),

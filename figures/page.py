@@ -19,15 +19,19 @@ LINE_CHARACTERS = 148
 
 
 class Page:
-    """Panels are added from the top; `height_in` is the sum of their heights."""
+    """Panels are added from the top; `height_in` is the sum of their heights. `subject` is what was measured,
+    if it is not the model of serving.csv."""
 
-    def __init__(self, run: Run, title: str, height_in: float, notes: list[str]) -> None:
+    def __init__(
+        self, run: Run, title: str, height_in: float, notes: list[str], subject: str | None = None
+    ) -> None:
         said = [*notes, not_drawn(run), describe_origin(run)]
         lines = [line for note in said for line in textwrap.wrap(note, LINE_CHARACTERS)]
         self.height_in = HEADING_IN + height_in + SMALL_PRINT_IN + LINE_IN * len(lines)
         self.figure = Figure(figsize=(WIDTH_IN, self.height_in))
         self.top_in = HEADING_IN
-        subtitle = f"{describe_model(run.serving, run.manifest)} · {describe_machine(run.manifest)}"
+        subject = subject or describe_model(run.serving, run.manifest)
+        subtitle = f"{subject} · {describe_machine(run.manifest)}"
         self._text(0.22, title, fontsize=11, fontweight="bold")
         self._text(0.42, subtitle, color=MUTED)
         for number, line in enumerate(reversed(lines)):

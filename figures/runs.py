@@ -11,7 +11,7 @@ import pandas as pd
 
 from figures.style import SystemStyle, looks
 from harness.metrics import Window, tpot_ms, ttft_ms
-from harness.schema import Manifest
+from harness.schema import AttentionRow, Manifest
 from harness.store import Run, StoreError, list_runs, load_run
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -164,10 +164,11 @@ def describe_machine(manifest: Manifest) -> str:
 
 
 def describe_model(rows: pd.DataFrame, manifest: Manifest) -> str:
-    """Model, weights and number format in one line; that of the correctness check in a run without cells."""
+    """Model, weights and number format in one line; in a run without cells that of the correctness check."""
     check = manifest.reference_check
     formats = " and ".join(sorted(set(rows["dtype"]))) or (check.system_dtype if check else "")
-    return f"{manifest.model.name}, {manifest.model.weights} weights, {formats}"
+    described = (manifest.model.name, f"{manifest.model.weights} weights", formats)
+    return ", ".join(part for part in described if part)
 
 
 def describe_origin(run: Run) -> str:
@@ -179,8 +180,9 @@ def describe_origin(run: Run) -> str:
         boxes = dict.fromkeys([manifest.box, *(session.box for session in manifest.later_sessions)])
         where = f" on {' and '.join(boxes)}" if len(boxes) > 1 else ""
         parts.append(f"{1 + len(manifest.later_sessions)} sessions{where}, see manifest.json")
-    if manifest.planned_cells is not None and manifest.planned_cells > len(manifest.cells):
-        parts.append(f"cut after {len(manifest.cells)} of {manifest.planned_cells} cells")
+    measured = len(manifest.cells) or len(run.records(AttentionRow))
+    if manifest.planned_cells is not None and manifest.planned_cells > measured:
+        parts.append(f"cut after {measured} of {manifest.planned_cells} cells")
     return " · ".join(parts)
 
 

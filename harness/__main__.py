@@ -15,6 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from harness import compare, looking, rank
+from harness.attention import command as attention
+from harness.attention.plan import load_attention_stage
+from harness.attention.run import STAGE as ATTENTION
 from harness.correctness import CorrectnessError
 from harness.errors import BadInput
 from harness.gpu import open_nvml
@@ -90,7 +93,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _stage_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("stage", help=f"{', '.join(stage_names())}, or a .toml file")
+    names = ", ".join(sorted([*stage_names(), ATTENTION]))
+    parser.add_argument("stage", help=f"{names}, or a .toml file")
     parser.add_argument(
         "--device", choices=("cpu", "cuda"), help="default: cuda where there is an NVIDIA GPU"
     )
@@ -119,28 +123,36 @@ def _device(args: argparse.Namespace) -> str:
 
 
 def _stages(args: argparse.Namespace, _arguments: list[str]) -> int:
-    print("\n".join(stages_of_all(_device(args))))
+    device = _device(args)
+    kernels = [ATTENTION] if getattr(load_attention_stage().declared, device) is not None else []
+    print("\n".join(sorted([*stages_of_all(device), *kernels])))
     return 0
 
 
 def _run(args: argparse.Namespace, arguments: list[str]) -> int:
-    outcome = run_stage(
-        RunOptions(
-            stage=load_stage(args.stage),
-            device=_device(args),
-            environments=find_environments(args.env, ROOT),
-            results=args.results,
-            root=ROOT,
-            command=arguments,
-            model=args.model,
-            run=args.run,
-            box=args.box,
-            systems=tuple(args.system),
-            budget_s=args.budget_s,
-            after=tuple(args.after),
-            tuned_by=tuple(args.tuned_by),
-        )
+    if args.stage == ATTENTION:
+        return attention.run(args, arguments, _device(args), ROOT, out)
+    options = RunOptions(
+        stage=load_stage(args.stage),
+        device=_device(args),
+        environments=find_environments(args.env, ROOT),
+        results=args.results,
+        root=ROOT,
+        command=arguments,
+        model=args.model,
+        run=args.run,
+        box=args.box,
+        systems=tuple(args.system),
+        budget_s=args.budget_s,
+        after=tuple(args.after),
+        tuned_by=tuple(args.tuned_by),
     )
+    if options.stage.on(options.device).profile is not None:
+        from harness.profile import run_profile  # the only stage that needs PyTorch here
+
+        show(args.json, run_profile(options), [], [], [])
+        return 0
+    outcome = run_stage(options)
     show(args.json, outcome.path, outcome.serving, outcome.correctness, outcome.knees)
     for line in outcome.shortfalls:
         print(f"correctness: {line}", file=sys.stderr)
@@ -148,6 +160,8 @@ def _run(args: argparse.Namespace, arguments: list[str]) -> int:
 
 
 def _plan(args: argparse.Namespace, _arguments: list[str]) -> int:
+    if args.stage == ATTENTION:
+        return attention.plan(args, _device(args), out)
     stage, device = load_stage(args.stage), _device(args)
     plan = stage.on(device).of_systems(tuple(args.system))
     systems, absent = present_systems(plan, device, find_environments(args.env, ROOT))
@@ -190,6 +204,10 @@ def _remarks(plan: DevicePlan, absent: list[str]) -> list[str]:
     lines = ["times are estimates, at the end of each line's step"]
     if plan.correctness is not None:
         lines.append(f"greedy output of {plan.correctness.prompts} prompts against transformers")
+    if plan.profile is not None:
+        loads = ", ".join(map(str, plan.profile.concurrencies))
+        steps = f"{plan.profile.timed_steps} timed and {plan.profile.traced_steps} traced steps"
+        lines.append(f"{steps} with each of {loads} in flight")
     if absent:
         lines.append(f"left out, no environment: {', '.join(absent)}")
     return lines

@@ -6,10 +6,11 @@ import argparse
 import json
 from pathlib import Path
 
+from harness.attention.report import show as show_attention
 from harness.errors import BadInput
 from harness.merge import merge
 from harness.report import print_run, run_list, settings_lines, stdout_console
-from harness.schema import CorrectnessRow, KneeRow, ServingRow, markdown
+from harness.schema import AttentionRow, CorrectnessRow, KneeRow, ServingRow, markdown
 from harness.source import write_source_file
 from harness.store import list_runs, load_run, write_atomically
 from harness.verify import verify
@@ -69,6 +70,9 @@ def _verify(args: argparse.Namespace, _arguments: list[str]) -> int:
 
 def _report(args: argparse.Namespace, _arguments: list[str]) -> int:
     run = load_run(run_path(args))
+    if kernels := run.records(AttentionRow):
+        show_attention(args.json, run.path, kernels, out)
+        return 0
     show(args.json, run.path, run.records(ServingRow), run.records(CorrectnessRow), run.records(KneeRow))
     if not args.json:
         for line in settings_lines(run.manifest.servers):

@@ -15,13 +15,16 @@ from harness.store import sha256_of
 from harness.verdict import Limits
 from harness.workload.declared import (
     ClosedLoad,
+    DrawnLengths,
     EnglishPrompts,
     Lengths,
     Load,
     PoissonLoad,
     Prompts,
+    TokenIdPrompts,
     TracePrompts,
 )
+from harness.workload.lengths import shortest
 
 STAGES = Path(__file__).with_name("stages")
 
@@ -138,6 +141,34 @@ class CeilingPlan(Declared):
     seconds: float = Field(gt=0)
 
 
+class ProfilePlan(Declared):
+    """Steps of the engine under closed loops in this process, timed first and then traced.
+
+    Each load keeps `concurrency` requests in flight. `warm_steps` come before what is measured, so that
+    compilation is over and requests are of all ages.
+    """
+
+    concurrencies: tuple[Annotated[int, Field(ge=1)], ...] = Field(min_length=1)
+    prompts: TokenIdPrompts
+    output: DrawnLengths
+    warm_steps: int = Field(ge=1)
+    timed_steps: int = Field(ge=1)
+    traced_steps: int = Field(ge=1)
+
+    def cell_at(self, concurrency: int) -> CellPlan:
+        """The load with as many requests as the steps can use up: a step gives each in flight one token."""
+        steps = self.warm_steps + max(self.timed_steps, self.traced_steps)
+        requests = concurrency * (1 + -(-steps // shortest(self.output)))
+        return CellPlan(
+            name=f"closed-c{concurrency}",
+            load=ClosedLoad(concurrency=concurrency, requests=requests),
+            prompts=self.prompts,
+            output=self.output,
+            ramp_s=0,
+            window_s=1,  # of steps, not of seconds: never read
+        )
+
+
 class DevicePlan(Declared):
     """What a stage does on one kind of device. `systems` are NAME or NAME:CONFIGURATION, in their order.
 
@@ -159,12 +190,15 @@ class DevicePlan(Declared):
     ceiling: CeilingPlan | None = None
     cells: tuple[CellPlan, ...] = ()
     searches: tuple[SearchPlan, ...] = ()
+    profile: ProfilePlan | None = None
 
     @model_validator(mode="after")
     def _is_coherent(self) -> DevicePlan:
         measures = bool(self.cells or self.searches)
-        if not measures and self.correctness is None:
+        if not measures and self.correctness is None and self.profile is None:
             raise ValueError("neither cells, searches nor correctness: nothing to measure")
+        if self.profile is not None and (measures or self.correctness is not None):
+            raise ValueError("a profile has a stage of its own: neither cells, searches nor correctness")
         if measures or self.ceiling:
             missing = [name for name in ("client_workers", "limits", "warmup") if getattr(self, name) is None]
             if missing:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from harness.agreement import agreement
+from harness.attention.rows import differing_rows
 from harness.metrics import received_from_events, succeeded
+from harness.profile_summary import differences as profile_differences
 from harness.rows import CellTables, RunIdentity, of_cell, serving_row
 from harness.schema import CellRecord, CorrectnessRow, KneeRow, ServingRow, column_names
 from harness.search import knees
@@ -14,8 +16,8 @@ from harness.tables import read_text_rows, records_to_csv
 
 
 def verify(path: Path) -> list[str]:
-    """Every checksum, every value of serving.csv and knee.csv recomputed from raw rows, the raw tables
-    against each other, and the sums of the correctness check; a line for each difference.
+    """Every checksum, every value of serving.csv, knee.csv, steps.csv and profile.csv recomputed from raw
+    rows, the raw tables against each other, the sums of the correctness check; a line for each difference.
 
     Raises IncompleteRun, or DamagedRun for a manifest that cannot be read.
     """
@@ -29,6 +31,8 @@ def verify(path: Path) -> list[str]:
             *_differing_events(run),
             *_differing_check(run),
             *_differing_knees(run),
+            *profile_differences(run),
+            *differing_rows(run),
         ]
     except DamagedRun as error:
         return [*found, str(error)]

@@ -21,34 +21,12 @@ all          test, then every measuring stage that is for this machine and not a
 END
 }
 
-# Leave this list as they are built: a stage exists from when harness/stages has a file of its name.
-planned_stages() {
-    cat <<'END'
-ablation     one schedule on each preset of the engine
-profile      where the time of a step goes, kernel by kernel
-attention    attention kernels, forward, backward and decode, against PyTorch's own
-END
-}
-
-measuring_stages() {
-    local file
-    for file in "$root"/harness/stages/*.toml; do
-        basename "$file" .toml
-    done
-}
-
+# A stage exists from when it has a file. Those that time kernels, in a folder of their own, declare other things.
 list_measuring_stages() {
-    local stage
-    for stage in $(measuring_stages); do
-        printf '%-12s %s\n' "$stage" "$(sed -n 's/^description *= *"\(.*\)" *$/\1/p' "$root/harness/stages/$stage.toml")"
-    done
-}
-
-list_unbuilt_stages() {
-    local stage line
-    while read -r stage line; do
-        [[ -f "$root/harness/stages/$stage.toml" ]] || printf '%-12s %s\n' "$stage" "$line"
-    done < <(planned_stages)
+    local file
+    for file in "$root"/harness/stages/*.toml "$root"/harness/stages/kernels/*.toml; do
+        printf '%-12s %s\n' "$(basename "$file" .toml)" "$(sed -n 's/^description *= *"\(.*\)" *$/\1/p' "$file")"
+    done | LC_ALL=C sort
 }
 
 usage() {
@@ -59,9 +37,6 @@ Makes the environment .venv from uv.lock where it is missing or out of date, the
 
 stages
 $({ list_measuring_stages; own_stages; } | sed 's/^/  /')
-
-not built yet
-$(list_unbuilt_stages | sed 's/^/  /')
 
 flags
   --env NAME=PYTHON[:IMPORT_PATH…]   use this interpreter, with these folders in front of its import path, for NAME:
@@ -80,8 +55,6 @@ stage_names() {
 check_stage() {
     if grep -qxF -- "$1" < <({ list_measuring_stages; own_stages; } | awk '{ print $1 }'); then
         return
-    elif grep -qxF -- "$1" < <(list_unbuilt_stages | awk '{ print $1 }'); then
-        fail "stage '$1' is not built yet; there are: $(stage_names)" 2
     fi
     fail "unknown stage '$1'; there are: $(stage_names)" 2
 }

@@ -132,8 +132,11 @@ def paged_attention_reference(
 
 
 def rows_per_item(heads: int, kv_heads: int) -> int:
-    """Rows of a prompt chunk that fill one query tile: the length of item that wastes the least."""
-    return max(1, _MOST_TILE_ROWS * kv_heads // heads)
+    """Rows of a prompt chunk that fill one query tile: the length of item that wastes the least.
+
+    Two at least: items of at most one row are those of a step that only decodes.
+    """
+    return max(2, _MOST_TILE_ROWS * kv_heads // heads)
 
 
 def tile_rows(group: int, longest_item: int, element_bytes: int) -> int:

@@ -5,6 +5,7 @@ from typing import Protocol
 
 import torch
 
+from engine.kernels.decode_attention import rotated_decode_attention
 from engine.kernels.paged_attention import chunk_attention, decode_attention, paged_attention, write_kv
 from engine.kernels.rope import apply_rope, rope_and_write
 
@@ -72,8 +73,9 @@ class PagedBatch:
     """Rows in any order; attention reads each history in place, through the block table.
 
     slots: (T,) int64, the row's sequence. items: (N, 2) int32, (first row, number of rows): rows of one
-    sequence at consecutive positions, at most longest_item of them; number 0 is padding. block_table:
-    (slots, blocks) int64. Nothing here depends on a history's length, so one CUDA graph serves all.
+    sequence at consecutive positions, at most longest_item of them; number 0 is padding. Where longest_item
+    is 1, item i is row i. block_table: (slots, blocks) int64. arrivals: (at least T·kv_heads,) int32 zeros, a
+    kernel's own counters. Nothing here depends on a history's length, so one CUDA graph serves all.
     """
 
     tokens: torch.Tensor
@@ -84,6 +86,7 @@ class PagedBatch:
     longest_item: int
     block_table: torch.Tensor
     block_size: int
+    arrivals: torch.Tensor
 
     def rotation(self, cos: torch.Tensor, sin: torch.Tensor) -> Rotation:
         return cos, sin
@@ -91,6 +94,11 @@ class PagedBatch:
     def attend(
         self, qkv: torch.Tensor, rotation: Rotation, k_cache: torch.Tensor, v_cache: torch.Tensor, heads: int
     ) -> torch.Tensor:
+        if qkv.is_cuda and self.longest_item == 1:
+            return rotated_decode_attention(
+                qkv, *rotation, self.positions, self.kv_slots, self.slots, self.items, self.block_table,
+                self.block_size, k_cache, v_cache, heads, self.arrivals,
+            ).flatten(1)  # fmt: skip
         query = rope_and_write(qkv, *rotation, self.positions, self.kv_slots, k_cache, v_cache, heads)
         return paged_attention(
             query,

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from engine.config import ModelConfig
+from engine.kernels import few_rows
 from engine.kernels.activation import silu_mul
 from engine.kernels.linear import linear
 from engine.kernels.rms_norm import add_rms_norm, rms_norm
@@ -66,9 +67,24 @@ class Llama:
 
         kv_cache: (layers, 2, cache slots, kv_heads, D).
         """
+        hidden = F.embedding(batch.tokens, self.embedding)
+        layers = self._few_rows if few_rows.fits(hidden) else self._many_rows
+        return layers(hidden, batch, kv_cache)
+
+    def _few_rows(self, hidden: torch.Tensor, batch: Batch, kv_cache: torch.Tensor) -> torch.Tensor:
         eps = self.config.rms_norm_eps
         rotation = batch.rotation(self.cos, self.sin)
-        hidden = F.embedding(batch.tokens, self.embedding)
+        for layer, (k_cache, v_cache) in zip(self.layers, kv_cache, strict=True):
+            qkv = few_rows.norm_linear(hidden, layer.attention_norm, eps, layer.qkv)
+            attended = batch.attend(qkv, rotation, k_cache, v_cache, self.config.num_heads)
+            hidden = few_rows.linear_add(attended, layer.output, hidden)
+            gated = few_rows.norm_gated_linear(hidden, layer.mlp_norm, eps, layer.gate_up)
+            hidden = few_rows.linear_add(gated, layer.down, hidden)
+        return rms_norm(hidden, self.norm, eps)
+
+    def _many_rows(self, hidden: torch.Tensor, batch: Batch, kv_cache: torch.Tensor) -> torch.Tensor:
+        eps = self.config.rms_norm_eps
+        rotation = batch.rotation(self.cos, self.sin)
         normed = rms_norm(hidden, self.layers[0].attention_norm, eps)
         # A residual sum and the norm after it are one kernel; a layer's last one is the next layer's first.
         norms = [layer.attention_norm for layer in self.layers[1:]] + [self.norm]

@@ -4,6 +4,7 @@ Everything such a step reads lies at fixed addresses (its packed inputs, the dev
 lengths are read on the device, so a graph is captured once per padded shape and serves every Plan that fits.
 """
 
+import gc
 from collections.abc import Callable
 
 import torch
@@ -65,6 +66,8 @@ class GreedySteps:
 
     def capture(self, clear: Callable[[Shape], None]) -> None:
         """Capture every shape. clear(shape) makes the packed inputs ones that may run without effect."""
+        # An engine that is no longer used may hold graphs, whose end during a capture would break it.
+        gc.collect()
         pool = torch.cuda.graph_pool_handle()
         # The largest first: the smaller ones then fit into its memory.
         for shape in sorted((*self._decode, *self._mixed), key=lambda shape: -shape.rows):

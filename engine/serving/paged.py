@@ -4,6 +4,7 @@ import numpy as np
 import torch
 
 from engine.config import EngineConfig
+from engine.kernels.row_inputs import row_inputs
 from engine.model.batch import PagedBatch
 from engine.serving.plan import Plan
 from engine.serving.staging import Staging
@@ -21,8 +22,10 @@ class PagedInputs:
     Steps run in stream order, so one buffer is enough: the copy for a step waits for the step before.
     """
 
-    def __init__(self, config: EngineConfig, tables: Tables, longest_item: int) -> None:
+    def __init__(self, config: EngineConfig, tables: Tables, longest_item: int, kv_heads: int) -> None:
         self._tables = tables
+        arrivals = config.max_num_seqs * kv_heads
+        self._arrivals = torch.zeros(arrivals, dtype=torch.int32, device=config.device)
         self._longest_item = longest_item
         rows = config.max_batched_tokens
         largest = Shape(rows, rows, config.max_num_seqs, longest_item)
@@ -67,17 +70,20 @@ class PagedInputs:
     def batch(self, shape: Shape) -> tuple[PagedBatch, torch.Tensor, torch.Tensor]:
         """The batch, which of its rows are sampled, and the slots those belong to; padded rows included."""
         inputs = StepInputs.of(self._buffer, shape)
-        newest = self._tables.length[inputs.slots] - 1
-        positions = torch.where(inputs.places >= 0, inputs.places, newest)
+        tables = self._tables
+        # A finished slot's queued steps write its newest token's KV again, into blocks it still holds.
+        tokens, positions, kv_slots = row_inputs(
+            inputs.slots, inputs.places, tables.length, tables.tokens, tables.block_table, tables.block_size
+        )
         batch = PagedBatch(
-            tokens=self._tables.tokens[inputs.slots, positions],
+            tokens=tokens,
             positions=positions,
-            # A finished slot's queued steps write its newest token's KV again, into blocks it still holds.
-            kv_slots=self._tables.kv_slots(inputs.slots, positions),
+            kv_slots=kv_slots,
             slots=inputs.slots,
             items=inputs.items.view(torch.int32).view(-1, 2),
             longest_item=shape.longest_item,
-            block_table=self._tables.block_table,
-            block_size=self._tables.block_size,
+            block_table=tables.block_table,
+            block_size=tables.block_size,
+            arrivals=self._arrivals,
         )
         return batch, inputs.sample_rows, inputs.sample_slots

@@ -44,8 +44,8 @@ class Runner:
     """
 
     def __init__(self, config: EngineConfig, model: Llama, paged: bool | None = None) -> None:
-        """paged: whether attention reads the cache in place; None: on a GPU. On a CPU paged steps are padded
-        as on a GPU, but nothing is captured.
+        """paged: whether attention reads the cache in place; None: as the preset says on a GPU, not on a CPU.
+        On a CPU paged steps are padded as on a GPU, but nothing is captured.
         """
         self.model = model
         self.tables = Tables(config)
@@ -61,11 +61,11 @@ class Runner:
         self._launched: deque[_Launched] = deque()
         on_gpu = config.device == "cuda"
         self._paged = self._greedy = None
-        if on_gpu if paged is None else paged:
+        if on_gpu and config.preset.paged if paged is None else paged:
             longest_item = rows_per_item(model.config.num_heads, model.config.num_kv_heads)
-            self._paged = PagedInputs(config, self.tables, longest_item)
+            self._paged = PagedInputs(config, self.tables, longest_item, model.config.num_kv_heads)
             self._greedy = GreedySteps(self._greedy_step, config, longest_item)
-            if on_gpu:
+            if on_gpu and config.preset.graphs:
                 self._capture()
 
     @torch.inference_mode()
@@ -123,8 +123,9 @@ class Runner:
         """A step whose requests all take the best token of the bare logits; the result rows."""
         batch, sample_rows, slots = self._paged.batch(shape)
         hidden = self.model.forward(batch, self.kv_cache)
-        best, chosen = self.model.logits(hidden[sample_rows]).max(dim=-1)
-        return self.tables.append(best, chosen, slots)
+        # A step that only decodes samples after each of its rows, in their order.
+        sampled = hidden if shape.longest_item == 1 else hidden[sample_rows]
+        return self.tables.append_best(self.model.logits(sampled), slots)
 
     def _step(
         self, plan: Plan, batch: Batch, sample_rows: torch.Tensor, slots: torch.Tensor

@@ -25,9 +25,10 @@ class Scheduler:
 
     Requests run in order of (priority, arrival), smaller first. Each step takes one token of every
     decoding request and fills the rest of its budget with prompt chunks, whose blocks were all taken at
-    admission. When the pool is dry the last request in that order gives its blocks back and is computed
-    again later; since the first one is never the victim of another, everything finishes. Decisions that
-    need results wait until they are read.
+    admission; a preset that does not mix computes all prompts first, in steps of their own. When the pool
+    is dry the last request in that order gives its blocks back and is computed again later; since the first
+    one is never the victim of another, everything finishes. Decisions that need results wait until they are
+    read.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -64,9 +65,16 @@ class Scheduler:
 
     def schedule(self) -> Plan | None:
         """The next step, or None when nothing can be planned before more results are read."""
+        if self.config.preset.mixed:
+            return self._plan(self.running, admitting=True)
+        prompts = [request for request in self.running if _computes_prompt(request)]
+        return self._plan(prompts, admitting=True) or self._plan(self.running, admitting=False)
+
+    def _plan(self, candidates: list[Request], admitting: bool) -> Plan | None:
+        """A step of these running requests, and of new ones where it admits."""
         budget = self.config.max_batched_tokens
         chosen: list[tuple[Request, int]] = []
-        for request in sorted(self.running, key=lambda r: r.pending > 1):
+        for request in sorted(candidates, key=lambda r: r.pending > 1):
             tokens = min(request.pending, budget)
             if tokens == 0 or request.slot < 0:
                 continue
@@ -79,7 +87,7 @@ class Scheduler:
                 chosen.append((request, tokens))
                 budget -= tokens
         admitted = []
-        while budget > 0 and (request := self._admit()):
+        while admitting and budget > 0 and (request := self._admit()):
             tokens = min(request.pending, budget)
             admitted.append(request)
             chosen.append((request, tokens))
@@ -247,3 +255,8 @@ class Scheduler:
         self.pool.release(request.blocks)
         request.blocks = []
         request.granted = request.published = request.chain = 0
+
+
+def _computes_prompt(request: Request) -> bool:
+    """Whether its next tokens are known ones, of the prompt or computed again, rather than its newest."""
+    return request.pending > 1 or (request.pending == 1 and request.planned == request.prompt_length)

@@ -6,7 +6,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from engine.config import ConfigError, EngineConfig, ModelConfig
+from engine.config import PRESETS, ConfigError, EngineConfig, ModelConfig
 from engine.model.checkpoint import load_checkpoint
 from engine.model.llama import Llama
 from engine.serving.engine import Engine
@@ -16,6 +16,8 @@ GPU_MEMORY_SHARE = 0.85
 # What a step needs beside weights and KV on a GPU: activations of the largest batch, fp32 logits, captured
 # graphs. Left free inside the share.
 GPU_WORKSPACE_BYTES = 2 << 30
+# The host prepares one step while the GPU is busy with the one before; on a CPU both are the same processor.
+QUEUED_STEPS = 2
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class EngineOptions:
     max_num_seqs: int = 256
     max_batched_tokens: int = 2048
     prefix_cache: bool = True
+    preset: str = "full"
 
 
 def load_engine(options: EngineOptions) -> Engine:
@@ -43,6 +46,9 @@ def load_engine(options: EngineOptions) -> Engine:
     dtype_name = options.dtype or ("bfloat16" if device == "cuda" else "float32")
     if dtype_name not in ("float32", "bfloat16", "float64"):
         raise ConfigError(f"dtype is {dtype_name!r}; known: float32, bfloat16, float64")
+    if options.preset not in PRESETS:
+        raise ConfigError(f"preset is {options.preset!r}; known: {', '.join(PRESETS)}")
+    preset = PRESETS[options.preset]
     dtype = getattr(torch, dtype_name)
     checkpoint = load_checkpoint(options.model)
     model_config = checkpoint.config
@@ -71,8 +77,9 @@ def load_engine(options: EngineOptions) -> Engine:
         block_size=block_size,
         max_num_seqs=options.max_num_seqs,
         max_batched_tokens=options.max_batched_tokens,
-        queue_depth=2 if device == "cuda" else 1,
+        queue_depth=QUEUED_STEPS if device == "cuda" and preset.queued else 1,
         prefix_cache=options.prefix_cache,
+        preset=preset,
     )
     return Engine(config, model)
 

@@ -3,19 +3,18 @@
 Because they are one tensor, all that a Plan changes is one list of (address, value) pairs, written at once.
 """
 
-import math
-
 import numpy as np
 import torch
 
 from engine.config import EngineConfig
+from engine.kernels import append_best
 from engine.serving.plan import Plan
 from engine.serving.slot_row import ROW_WORDS, column, packed_row, words_before
 
 # Kernels read faster what starts at a multiple of 16 bytes; 16 words are a multiple of any such unit.
 _ALIGNMENT = 16
-# What append() reads of a row.
-_STATE_WORDS = words_before("prompt_length")
+# Of a row: its length, whether it has finished, and the greatest length.
+_STATE_WORDS = words_before("stop_ids")
 
 
 class Tables:
@@ -44,6 +43,7 @@ class Tables:
         self.block_table = table(self._blocks_at, self._blocks)
         self.tokens = table(self._tokens_at, self._length)
         self.length = column(self.rows, "length")
+        self._ends = self.rows[:, :_STATE_WORDS], column(self.rows, "stop_ids")
         self.length[self.pad_slot] = 1
         column(self.rows, "finished")[self.pad_slot] = 1
         self.block_table[self.pad_slot] = config.num_blocks
@@ -74,25 +74,12 @@ class Tables:
         return self.block_table[slots, positions // size] * size + positions % size
 
     def append(self, best: torch.Tensor, chosen: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        """Append the chosen tokens (R,) to live slots (R,) and set finish flags.
+        """Append the chosen tokens (R,) to live slots (R,), see append_best.append; result rows (R, 4)."""
+        return append_best.append(best, chosen, *self._ends, self.tokens, slots)
 
-        best: (R,) the largest logit of each row; one that is not finite ends its sequence as broken. Returns
-        the result rows (R, 4) int64: tokens appended (0 or 1), token, finished, broken.
-        """
-        state = self.rows[:, :_STATE_WORDS].index_select(0, slots)
-        live = column(state, "finished") == 0
-        appended = live & (best.abs() < math.inf)
-        broken = live ^ appended
-        length = column(state, "length") + appended
-        # A finished sequence of full length has no place left: its last token is written over itself.
-        place = length - 1
-        self.tokens[slots, place] = torch.where(appended, chosen, self.tokens[slots, place])
-        over = (column(state, "stop_ids") == chosen[:, None]).any(-1) | (
-            length >= column(state, "max_length")
-        )
-        finished = column(state, "finished") | over | broken
-        self.rows[:, :2].index_copy_(0, slots, torch.stack((length, finished), dim=-1))
-        return torch.stack((appended.long(), chosen, finished, broken.long()), dim=-1)
+    def append_best(self, logits: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+        """Append the best token of each row of logits: (R, V) to live slots (R,); the result rows (R, 4)."""
+        return append_best.append_best(logits, *self._ends, self.tokens, slots)
 
 
 def aligned(words: int) -> int:

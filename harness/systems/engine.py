@@ -26,6 +26,16 @@ def _memory_flags(share: float, free_share: float) -> list[str]:
     return ["--gpu-memory-share", shown_share(share + 1 - free_share)]
 
 
+_PRESETS = {
+    "eager": "gathered steps with PyTorch attention, one at a time, prompts and decodes in separate steps",
+    "fused": "eager, and paged attention, rotation and KV write in Triton kernels over padded shapes",
+    "graph": "fused, and each greedy step is launched as one CUDA graph",
+    "queued": "graph, and a step is queued before the results of the one before it are read",
+    "full": "queued, and prompt chunks share steps with decodes: what a user gets, said by name",
+}
+"""The engine's presets (engine.config.PRESETS), each one step more than the one before it."""
+
+
 ENGINE = System(
     name="engine",
     environment=PROJECT,
@@ -37,6 +47,14 @@ ENGINE = System(
             (Setting("every prompt is computed in full", ("--no-prefix-cache",)),),
             prefix_cache="off",
         ),
+        **{
+            name: Configuration(
+                f"what each step towards speed buys: {reason}",
+                (Setting(reason, ("--preset", name)),),
+                prefix_cache="on",
+            )
+            for name, reason in _PRESETS.items()
+        },
     },
     command=_command,
     version=project_version,

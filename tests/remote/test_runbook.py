@@ -10,7 +10,7 @@ RUNBOOK = (ROOT / "RUNBOOK.md").read_text()
 
 
 def test_every_built_stage_is_described(checkout: Checkout) -> None:
-    built = checkout.stage("--help").stdout.partition("not built yet")[0]
+    built = checkout.stage("--help").stdout
     described = re.findall(r"^\| `(\w+)` \|", RUNBOOK.partition("## Flags")[0], re.MULTILINE)
     assert described == re.findall(r"^  (\w+)  +\w", built, re.MULTILINE)
 

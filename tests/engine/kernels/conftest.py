@@ -10,11 +10,31 @@ import triton.experimental.gluon  # first launches import it, and it refuses int
 import triton.language as tl
 from triton.runtime.interpreter import InterpretedFunction
 
-from engine.kernels import activation, paged_attention, rms_norm, rope
+from engine.kernels import (
+    activation,
+    append_best,
+    decode_attention,
+    few_rows,
+    paged_attention,
+    rms_norm,
+    rope,
+    row_inputs,
+)
 from tests.engine.kernels.measured import Place
 
 _NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-_WITH_FUNCTIONS = (activation, paged_attention, rms_norm, rope, tl, tl.standard)
+_WITH_FUNCTIONS = (
+    activation,
+    append_best,
+    decode_attention,
+    few_rows,
+    paged_attention,
+    rms_norm,
+    rope,
+    row_inputs,
+    tl,
+    tl.standard,
+)
 _PATCHED_BY_TRITON = (tl.core, tl.math, tl.tensor, tl.dtype, tl.core.tensor_descriptor_base)
 
 

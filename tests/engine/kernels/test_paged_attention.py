@@ -107,7 +107,7 @@ def test_tiles() -> None:
     assert [tile_rows(group, 1, 2) for group in (1, 3, 8, 20, 71)] == [16, 16, 16, 32, 128]
     assert [tile_rows(3, longest, 2) for longest in (5, 6, 21, 500)] == [16, 32, 64, 64]
     assert tile_rows(3, 500, 4) == 16
-    assert [rows_per_item(*heads) for heads in ((12, 12), (9, 3), (8, 1), (100, 1))] == [64, 21, 8, 1]
+    assert [rows_per_item(*heads) for heads in ((12, 12), (9, 3), (8, 1), (100, 1))] == [64, 21, 8, 2]
     assert [tile_positions(dim, size) for dim, size in ((64, 2), (128, 2), (256, 2), (64, 4))] == [
         128,
         64,

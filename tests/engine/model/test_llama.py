@@ -117,6 +117,7 @@ def test_paged_and_gathered_batches_have_the_same_logits(name: str, tmp_path: Pa
             longest_item=4,
             block_table=table,
             block_size=3,
+            arrivals=torch.zeros(0, dtype=torch.int32),
         )
         got.append(model.logits(model.forward(batch, kv_cache)).view(2, count, -1))
     torch.testing.assert_close(torch.cat(got, dim=1), torch.stack(want), atol=1e-9, rtol=0)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.config import PRESETS
 from harness.errors import BadInput
 from harness.schema import Environment, Source
 from harness.systems import SYSTEMS, choose
@@ -54,8 +55,17 @@ def test_a_system_is_chosen_by_name_and_configuration():
         BadInput, match=r"unknown system 'trtllm'; there are: engine, null, .*vllm, or http://"
     ):
         choose("trtllm")
-    with pytest.raises(BadInput, match="system engine has no configuration 'fast'; there are: default, no-"):
+    with pytest.raises(
+        BadInput, match="system engine has no configuration 'fast'; there are: default, eager"
+    ):
         choose("engine:fast")
+
+
+def test_the_engine_has_a_configuration_for_each_of_its_presets():
+    configurations = SYSTEMS["engine"].configurations
+    assert {name: configurations[name].flags for name in PRESETS} == {
+        name: ("--preset", name) for name in PRESETS
+    }
 
 
 def test_a_given_environment_names_interpreter_and_import_paths(tmp_path):
