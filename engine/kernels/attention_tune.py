@@ -1,0 +1,273 @@
+"""Measure tiles for the attention kernels on this GPU: `python -m engine.kernels.attention_tune OUT.csv`.
+
+Each candidate of each kernel is compiled ahead in a pool of processes, checked against the eager reference,
+and timed at several lengths (causal, bf16, hidden width 2,048, 16k tokens). All rows go to OUT.csv; the
+fastest of each kernel and head dimension, by the geometric mean over lengths, are printed.
+"""
+
+import argparse
+import csv
+import math
+import multiprocessing
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from triton.compiler.errors import CompilationError
+from triton.runtime.errors import OutOfResources, PTXASError
+
+from engine.kernels.attention_backward import (
+    key_gradients,
+    output_products,
+    query_gradient,
+    reduced_gradients,
+)
+from engine.kernels.attention_forward import forward_triton
+from engine.kernels.attention_reference import attention_reference
+from engine.kernels.attention_tiles import Tiles
+from engine.kernels.attention_work import Work
+
+_HIDDEN = 2048
+_TOKENS = 16_384
+_LENGTHS = (512, 1024, 2048, 4096, 8192, 16_384)
+_QUICK_LENGTHS = (1024, 8192)
+_ROUNDS = 7
+_QUICK_ROUNDS = 5
+_CHECKED_LENGTH = 333  # whole, diagonal and cut tiles of every candidate
+_FLUSHED_BYTES = 128 << 20  # more than twice the 50 MB of L2
+_PASSED_ERROR = 2.0  # times the error of eager code in bf16; a wrong tile is off by orders of magnitude
+
+# (block_m, block_n, num_warps, num_stages), each with and without descriptors.
+_CANDIDATES: dict[tuple[str, int], tuple[tuple[int, int, int, int], ...]] = {
+    ("forward", 64): (
+        (128, 64, 4, 3), (128, 64, 4, 4), (128, 128, 4, 2), (128, 128, 8, 3), (64, 128, 4, 2), (64, 64, 4, 3),
+    ),
+    ("forward", 128): (
+        (128, 128, 8, 2), (128, 128, 8, 3), (128, 64, 8, 3), (128, 64, 8, 4), (64, 64, 4, 3), (64, 128, 4, 2),
+    ),
+    ("key_gradient", 64): (
+        (64, 128, 8, 2), (64, 128, 8, 3), (128, 128, 8, 2), (64, 64, 4, 2), (64, 64, 4, 3), (64, 128, 4, 2),
+    ),
+    ("key_gradient", 128): (
+        (64, 128, 8, 2), (64, 128, 8, 3), (32, 128, 8, 2), (32, 128, 8, 3), (64, 64, 4, 2), (64, 64, 4, 3),
+    ),
+    ("query_gradient", 64): (
+        (128, 64, 8, 3), (128, 64, 4, 3), (128, 128, 8, 2), (64, 64, 4, 3), (64, 128, 4, 2),
+    ),
+    ("query_gradient", 128): (
+        (128, 64, 8, 2), (128, 64, 8, 3), (128, 128, 8, 1), (64, 64, 4, 2), (64, 64, 4, 3),
+    ),
+    ("reduction", 64): (
+        (64, 128, 8, 2), (64, 128, 8, 3), (128, 128, 8, 2), (64, 64, 4, 2), (64, 128, 4, 2),
+    ),
+    ("reduction", 128): (
+        (64, 128, 8, 2), (64, 128, 8, 1), (64, 128, 16, 2), (64, 64, 4, 2), (64, 64, 4, 1),
+    ),
+}  # fmt: skip
+# Matrix products of a kernel, in units of the forward's two.
+_PRODUCTS = {"forward": 1.0, "key_gradient": 2.0, "query_gradient": 1.5, "reduction": 2.5}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One kernel of one head dimension with these tiles."""
+
+    kernel: str
+    dim: int
+    tiles: Tiles
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measured candidate at one length.
+
+    tflops: of the matrix products that the kernel itself executes, half of them for causal attention.
+    """
+
+    kernel: str
+    dim: int
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+    descriptors: bool
+    length: int
+    ms: float
+    tflops: float
+    gpu: str
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What the kernels read at one shape: all but the candidate's own result."""
+
+    work: Work
+    grad_out: torch.Tensor
+    out: torch.Tensor
+    lse: torch.Tensor
+    delta: torch.Tensor
+
+    def launch(self, candidate: Candidate) -> tuple[torch.Tensor, ...]:
+        """Run the candidate's kernel; its gradients, or the result of the forward kernel."""
+        backward = (self.work, self.lse, self.delta, self.grad_out, candidate.tiles)
+        match candidate.kernel:
+            case "forward":
+                return forward_triton(self.work, candidate.tiles)[:1]
+            case "key_gradient":
+                return key_gradients(*backward)
+            case "query_gradient":
+                return (query_gradient(*backward),)
+            case _:
+                return reduced_gradients(*backward)
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m engine.kernels.attention_tune", description=__doc__)
+    parser.add_argument("out", type=Path, help="CSV file to write")
+    parser.add_argument("--quick", action="store_true", help=f"only the lengths {_QUICK_LENGTHS}")
+    options = parser.parse_args(arguments)
+    found = list(candidates())
+    rows: list[Row] = []
+    compiled = [c for c, error in zip(found, compile_ahead(found), strict=True) if accepted(c, error)]
+    for dim in (64, 128):
+        passed = [c for c in compiled if c.dim == dim]
+        checked = inputs(dim, _CHECKED_LENGTH, batch=2)
+        passed = [c for c in passed if accepted(c, failed_check(c, checked))]
+        for length in _QUICK_LENGTHS if options.quick else _LENGTHS:
+            rows += measure(passed, length, _QUICK_ROUNDS if options.quick else _ROUNDS)
+    write(options.out, rows)
+    for line in summary(rows):
+        print(line)
+
+
+def candidates() -> Iterator[Candidate]:
+    for (kernel, dim), shapes in _CANDIDATES.items():
+        for shape in shapes:
+            for descriptors in (True, False):
+                yield Candidate(kernel, dim, Tiles(*shape, descriptors))
+
+
+def compile_ahead(found: list[Candidate]) -> list[str]:
+    """Fill Triton's cache on disk from a pool of processes; per candidate what went wrong, or nothing."""
+    workers = max(1, min(12, multiprocessing.cpu_count() - 2))
+    spawned = multiprocessing.get_context("spawn")  # a forked process has no CUDA
+    with ProcessPoolExecutor(workers, mp_context=spawned) as pool:
+        return list(pool.map(compile_error, found))
+
+
+def compile_error(candidate: Candidate) -> str:
+    """Launch once on a small input, in a process of the pool; too much shared memory is an error."""
+    small = inputs(candidate.dim, _CHECKED_LENGTH, batch=1)
+    try:
+        small.launch(candidate)
+        torch.cuda.synchronize()
+    except (OutOfResources, PTXASError, CompilationError) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def failed_check(candidate: Candidate, checked: Inputs) -> str:
+    """What is wrong with the candidate's results, or nothing."""
+    work = checked.work
+    expected = expected_results(work, checked.grad_out)
+    eager = eager_results(work, checked.grad_out)
+    names = {"forward": (0,), "query_gradient": (1,), "key_gradient": (2, 3), "reduction": (1, 2, 3)}
+    for mine, index in zip(checked.launch(candidate), names[candidate.kernel], strict=True):
+        error = float((mine.double() - expected[index]).abs().max())
+        allowed = _PASSED_ERROR * float((eager[index].double() - expected[index]).abs().max())
+        if not error <= allowed:
+            return f"tensor {index} is off by {error:.2e}, eager code allows {allowed:.2e}"
+    return ""
+
+
+def accepted(candidate: Candidate, error: str) -> bool:
+    if error:
+        print(f"left out {candidate}: {error.splitlines()[0]}", flush=True)
+    return not error
+
+
+def expected_results(work: Work, grad_out: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    wide = Work(work.query.double(), work.key.double(), work.value.double(), None, work.causal, work.scale)
+    return eager_results(wide, grad_out.double())
+
+
+def eager_results(work: Work, grad_out: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """out, dQ, dK and dV of plain PyTorch."""
+    leaves = [x.detach().requires_grad_() for x in (work.query, work.key, work.value)]
+    out = attention_reference(*leaves, causal=work.causal, scale=work.scale)
+    return out.detach(), *torch.autograd.grad(out, leaves, grad_out)
+
+
+def inputs(dim: int, length: int, batch: int) -> Inputs:
+    torch.manual_seed(0)
+    heads = _HIDDEN // dim
+    query, key, value, grad_out = (
+        torch.randn(batch, length, heads, dim, device="cuda", dtype=torch.bfloat16) for _ in range(4)
+    )
+    work = Work(query, key, value, None, causal=True, scale=1 / math.sqrt(dim))
+    out, lse = forward_triton(work)
+    return Inputs(work, grad_out, out, lse, output_products(work, out, grad_out))
+
+
+def measure(passed: list[Candidate], length: int, rounds: int) -> Iterator[Row]:
+    """Medians of `rounds` times, one of each candidate in turn, L2 filled with something else before each."""
+    if not passed:
+        return
+    dim, batch = passed[0].dim, _TOKENS // length
+    shape = inputs(dim, length, batch)
+    flushed = torch.empty(_FLUSHED_BYTES, dtype=torch.int8, device="cuda")
+    times: dict[Candidate, list[float]] = {candidate: [] for candidate in passed}
+    for turn in range(rounds + 1):
+        for candidate in passed:
+            elapsed = timed(lambda candidate=candidate: shape.launch(candidate), flushed)
+            if turn:  # the first warms up
+                times[candidate].append(elapsed)
+    forward_flop = 4 * batch * length * length * _HIDDEN / 2
+    for candidate, samples in times.items():
+        ms = statistics.median(samples)
+        tflops = _PRODUCTS[candidate.kernel] * forward_flop / ms / 1e9
+        gpu = torch.cuda.get_device_name()
+        yield Row(
+            candidate.kernel, dim, **asdict(candidate.tiles), length=length, ms=ms, tflops=tflops, gpu=gpu
+        )
+
+
+def timed(launch: Callable[[], object], flushed: torch.Tensor) -> float:
+    """Milliseconds on the device of one launch, which the host has queued before the device is there."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    flushed.zero_()
+    torch.cuda._sleep(400_000)  # about 0.2 ms: longer than the host takes to queue what is timed
+    begin.record()
+    launch()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end)
+
+
+def summary(rows: list[Row]) -> Iterator[str]:
+    """The three fastest of each kernel and head dimension, with TFLOP/s at each length."""
+    for kernel, dim in _CANDIDATES:
+        by_tiles: dict[Tiles, list[Row]] = {}
+        for row in rows:
+            if (row.kernel, row.dim) == (kernel, dim):
+                tiles = Tiles(row.block_m, row.block_n, row.num_warps, row.num_stages, row.descriptors)
+                by_tiles.setdefault(tiles, []).append(row)
+        ranked = sorted(by_tiles.items(), key=lambda item: statistics.geometric_mean(r.ms for r in item[1]))
+        for tiles, measured in ranked[:3]:
+            speeds = ", ".join(f"{row.length}: {row.tflops:.0f}" for row in measured)
+            yield f"{kernel} D{dim} {tiles}: TFLOP/s {speeds}"
+
+
+def write(path: Path, rows: list[Row]) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, Row.__dataclass_fields__)
+        writer.writeheader()
+        writer.writerows(asdict(row) for row in rows)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
