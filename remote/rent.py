@@ -159,8 +159,11 @@ class _Attempt:
 
     def make(self, ready: Callable[[Box], bool], patience: Patience, max_price: float) -> Box:
         offer = self.offer
-        what = f"{offer.num_gpus} x {offer.gpu}" if offer.gpu else "a box"
-        self.say(f"renting {what} on machine {offer.machine_id} at ${offer.dollars_per_hour:.3f}/h")
+        if offer.gpu:
+            price = f"${offer.dollars_per_hour:.3f}/h"
+            self.say(f"renting {offer.num_gpus} x {offer.gpu} on machine {offer.machine_id} at {price}")
+        else:
+            self.say(f"using {offer.machine_id}")
         self.asked_at = self.clock.monotonic()
         self._note("intent")
         try:

@@ -47,6 +47,13 @@ def check_pinned(known_hosts: Path, address: Address) -> None:
         raise HostKeyMismatch(f"no host key of {host_name(address)} is pinned in {known_hosts}")
 
 
+def known(known_hosts: Path, address: Address) -> list[str]:
+    """The public keys that a known_hosts file, its names hashed or not, has for the address, as `pin` takes
+    them."""
+    found = HostKeys(str(known_hosts)).lookup(host_name(address)) if known_hosts.exists() else None
+    return [f"{kind} {key.get_base64()}" for kind, key in (found or {}).items() if kind in KINDS]
+
+
 def scan(address: Address, timeout_s: int = 10) -> list[str]:
     """The host keys that whoever answers at the address shows, as `pin` takes them.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -62,15 +62,18 @@ def follow(
     poll_s: float = POLL_S,
     patience_s: float = PATIENCE_S,
     clock: Clock = SYSTEM_CLOCK,
+    between: Callable[[], None] = lambda: None,
 ) -> Iterator[bytes]:
     """The bytes of the job's log from `offset` on, until the job has ended or is lost and all was read.
 
-    Goes on after a drop where it was. Raises Lost without contact for `patience_s`, and RemoteError when
-    there is no such job or its log is shorter than the offset.
+    Goes on after a drop where it was. `between` is called before each look, also while there is no contact:
+    what it raises ends the following, and it may give `ssh` another address. Raises Lost without contact for
+    `patience_s`, and RemoteError when there is no such job or its log is shorter than the offset.
     """
     _check_name(name)
     silent_since: float | None = None
     while True:
+        between()
         try:
             now, chunk = _read_log(ssh, name, offset)
         except Lost as error:

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from paramiko import ECDSAKey
 
+from remote.box.host_keys import pin
 from remote.errors import RemoteError
 from remote.providers import connect
 from remote.providers.base import Address, Wanted
@@ -47,9 +50,20 @@ def test_the_one_box_is_offered_rented_and_left() -> None:
     )
     assert own.box(box.id) == replace(box, label="")
     assert own.boxes("") == []
-    assert own.host_keys(box) is None
     own.destroy(box.id)
     assert said == ["box:2222 is a box of your own: it is left running"]
+
+
+def test_host_keys_are_those_that_the_user_knows(tmp_path: Path) -> None:
+    own = Own(Address("box", 2222), known_hosts=tmp_path / "known_hosts")
+    (offer,) = own.offers(WANTED)
+    box = own.create(offer, "llm-ladder/a/1800000000", "", 0, "", "")
+    with pytest.raises(RemoteError, match=r"no host key of \[box\]:2222 in .*known_hosts"):
+        own.host_keys(box)
+    made = ECDSAKey.generate()
+    key = f"{made.get_name()} {made.get_base64()}"
+    pin(own.known_hosts, [own.address], [key])
+    assert own.host_keys(box) == [key]
 
 
 def test_an_excluded_box_is_not_offered() -> None:
