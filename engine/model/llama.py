@@ -7,9 +7,14 @@ import torch.nn.functional as F
 
 from engine.config import ModelConfig
 from engine.kernels import few_rows
-from engine.kernels.activation import silu_mul
+from engine.kernels.activation import silu_mul, silu_mul_reference
 from engine.kernels.linear import linear
-from engine.kernels.rms_norm import add_rms_norm, rms_norm
+from engine.kernels.rms_norm import (
+    add_rms_norm,
+    add_rms_norm_reference,
+    rms_norm,
+    rms_norm_reference,
+)
 from engine.kernels.rope import rope_table
 from engine.model.batch import Batch
 
@@ -30,7 +35,8 @@ class Llama:
     """Weights of one model on one device, and its forward pass.
 
     `tensors` holds HuggingFace names; everything is cast to `dtype` on `device`. `max_positions` bounds the
-    positions that can be asked for.
+    positions that can be asked for. Without `fused`, what stands between the products is PyTorch's operations
+    on a GPU too.
     """
 
     def __init__(
@@ -40,6 +46,7 @@ class Llama:
         device: str,
         dtype: torch.dtype,
         max_positions: int,
+        fused: bool = True,
     ) -> None:
         def on_device(*names: str) -> torch.Tensor:
             return torch.cat([tensors[n] for n in names]).to(device, dtype)
@@ -56,6 +63,10 @@ class Llama:
             )
 
         self.config = config
+        self._fused = fused
+        self._rms_norm = rms_norm if fused else rms_norm_reference
+        self._add_rms_norm = add_rms_norm if fused else add_rms_norm_reference
+        self._silu_mul = silu_mul if fused else silu_mul_reference
         self.embedding = on_device("model.embed_tokens.weight")
         self.layers = [layer(i) for i in range(config.num_layers)]
         self.norm = on_device("model.norm.weight")
@@ -68,7 +79,7 @@ class Llama:
         kv_cache: (layers, 2, cache slots, kv_heads, D).
         """
         hidden = F.embedding(batch.tokens, self.embedding)
-        layers = self._few_rows if few_rows.fits(hidden) else self._many_rows
+        layers = self._few_rows if self._fused and few_rows.fits(hidden) else self._many_rows
         return layers(hidden, batch, kv_cache)
 
     def _few_rows(self, hidden: torch.Tensor, batch: Batch, kv_cache: torch.Tensor) -> torch.Tensor:
@@ -85,15 +96,15 @@ class Llama:
     def _many_rows(self, hidden: torch.Tensor, batch: Batch, kv_cache: torch.Tensor) -> torch.Tensor:
         eps = self.config.rms_norm_eps
         rotation = batch.rotation(self.cos, self.sin)
-        normed = rms_norm(hidden, self.layers[0].attention_norm, eps)
+        normed = self._rms_norm(hidden, self.layers[0].attention_norm, eps)
         # A residual sum and the norm after it are one kernel; a layer's last one is the next layer's first.
         norms = [layer.attention_norm for layer in self.layers[1:]] + [self.norm]
         for layer, next_norm, (k_cache, v_cache) in zip(self.layers, norms, kv_cache, strict=True):
             qkv = linear(normed, layer.qkv)
             attended = batch.attend(qkv, rotation, k_cache, v_cache, self.config.num_heads)
-            hidden, normed = add_rms_norm(hidden, linear(attended, layer.output), layer.mlp_norm, eps)
-            gated = silu_mul(linear(normed, layer.gate_up))
-            hidden, normed = add_rms_norm(hidden, linear(gated, layer.down), next_norm, eps)
+            hidden, normed = self._add_rms_norm(hidden, linear(attended, layer.output), layer.mlp_norm, eps)
+            gated = self._silu_mul(linear(normed, layer.gate_up))
+            hidden, normed = self._add_rms_norm(hidden, linear(gated, layer.down), next_norm, eps)
         return normed
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -56,7 +56,7 @@ def load_engine(options: EngineOptions) -> Engine:
     max_model_len = trained if options.max_model_len is None else options.max_model_len
     if not 2 <= max_model_len <= trained:
         raise ConfigError(f"max_model_len is {max_model_len}; the model allows 2 … {trained}")
-    model = Llama(model_config, checkpoint.tensors, device, dtype, max_model_len)
+    model = Llama(model_config, checkpoint.tensors, device, dtype, max_model_len, fused=preset.paged)
     block_size = EngineConfig.block_size
     block_bytes = kv_bytes_per_token(model_config, dtype) * block_size
     kv_bytes = _kv_bytes(options, device)
