@@ -1,6 +1,7 @@
 """Writes the result tables of README.md from committed CSVs: `python -m figures.make_tables`.
 
 A table stands between `<!-- results:begin RUN -->` and `<!-- results:end -->`; RUN is a folder of results/v1.
+So does the sentence on the GPU tests, with `gpu-tests:begin FILE`; FILE is their receipt in results/.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import re
 import sys
 from pathlib import Path
 
+from figures import gpu_tests
 from figures.attention_table import attention_table
 from figures.compare_table import compare_tables, compares
 from figures.format import UNDEFINED, count, three_digits
@@ -21,6 +23,7 @@ from harness.store import Run, StoreError, load_run
 
 README = ROOT / "README.md"
 BLOCK = re.compile(r"(<!-- results:begin (\S+) -->\n)(.*?)(<!-- results:end -->)", re.DOTALL)
+GPU_TESTS = re.compile(r"(<!-- gpu-tests:begin (\S+) -->\n)(.*?)(<!-- gpu-tests:end -->)", re.DOTALL)
 HEADINGS = (
     "system", "load", "requests", "tokens/s", "TTFT p50 (ms)", "TTFT p99 (ms)", "TPOT p50 (ms)",
     "TPOT p99 (ms)", "verdict",
@@ -92,7 +95,10 @@ def _agreement(system: str, found: Agreement) -> list[str]:
 
 def with_tables(text: str, results: Path) -> str:
     """The text with every result table written anew. Raises StoreError for a run that is not complete."""
-    return BLOCK.sub(lambda block: block[1] + result_table(load_run(results / block[2])) + block[4], text)
+    text = BLOCK.sub(lambda block: block[1] + result_table(load_run(results / block[2])) + block[4], text)
+    return GPU_TESTS.sub(
+        lambda block: block[1] + gpu_tests.sentence(results.parent / block[2]) + block[4], text
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:
