@@ -1,5 +1,6 @@
 """From a checkpoint and a wish to an engine: device, dtype, context and KV cache size resolved."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,6 +57,7 @@ def load_engine(options: EngineOptions) -> Engine:
     max_model_len = trained if options.max_model_len is None else options.max_model_len
     if not 2 <= max_model_len <= trained:
         raise ConfigError(f"max_model_len is {max_model_len}; the model allows 2 … {trained}")
+    _check_room(checkpoint.tensors, dtype, device)
     model = Llama(model_config, checkpoint.tensors, device, dtype, max_model_len, fused=preset.paged)
     block_size = EngineConfig.block_size
     block_bytes = kv_bytes_per_token(model_config, dtype) * block_size
@@ -100,8 +102,18 @@ def _check_gpu() -> None:
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 
+def _check_room(tensors: Mapping[str, torch.Tensor], dtype: torch.dtype, device: str) -> None:
+    needed = sum(tensor.numel() for tensor in tensors.values()) * dtype.itemsize
+    free, total = _memory(device)
+    if needed > free:
+        raise ConfigError(
+            f"the weights take {needed:,} bytes as {str(dtype).removeprefix('torch.')}; "
+            f"{free:,} of {total:,} bytes of {device} memory are free"
+        )
+
+
 def _memory(device: str) -> tuple[int, int]:
-    """Bytes free and in all, after the weights were loaded."""
+    """Bytes free now, and in all."""
     if device == "cuda":
         return torch.cuda.mem_get_info()
     memory = psutil.virtual_memory()

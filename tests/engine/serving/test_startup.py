@@ -3,9 +3,11 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from engine.__main__ import main
 from engine.config import ConfigError
+from engine.serving import startup
 from engine.serving.startup import EngineOptions, load_engine
 from tests.engine.oracle import tiny_config, write_folder
 
@@ -42,6 +44,25 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_bad_sizes_are_refused(model: Path, options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_engine(EngineOptions(model=model, **({"device": "cpu"} | options)))
+
+
+def test_weights_larger_than_the_memory_are_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(startup, "_memory", lambda device: (1000, 2000))
+    with pytest.raises(
+        ConfigError, match=r"the weights take [\d,]{6,} bytes as float32; 1,000 of 2,000 bytes of cpu"
+    ):
+        load_engine(EngineOptions(model=model, device="cpu"))
+
+
+@pytest.mark.parametrize("capability", [(7, 5), (6, 1)])
+def test_a_gpu_without_bfloat16_is_refused(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    name = "sm_{}{}".format(*capability)
+    with pytest.raises(ConfigError, match=f"this GPU is {name}; bfloat16 needs sm_80 or newer"):
+        load_engine(EngineOptions(model=model, device="cuda"))
 
 
 def test_a_small_cache_shortens_the_context_unless_one_was_asked_for(model: Path) -> None:
