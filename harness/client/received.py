@@ -18,7 +18,7 @@ stay well under a millisecond."""
 class Received:
     """Counts of the bins in which anything arrived, in order of time: int64 arrays of equal length.
 
-    t_ms    start of the bin, from the start of play; every play has bins of RECEIVED_BIN_MS (schema.py)
+    t_ms    start of the bin, from the start of play; every play has bins of RECEIVED_BIN_MS (harness.schema)
     events  events that carried a generated token
     reads   socket reads that brought them: events of a request with one stamp came in one read
     tokens  generated tokens
