@@ -119,18 +119,6 @@ def log_ratio(a: float, b: float) -> float:
     return math.log(b / a)
 
 
-def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float, float]:
-    """Mean of values and the ends of its t-interval: m, m - t s / sqrt(n), m + t s / sqrt(n).
-
-    Raises BadInput for fewer than 2 values.
-    """
-    if len(values) < 2:
-        raise BadInput(f"{len(values)} values: an interval needs at least 2")
-    mean = fmean(values)
-    half = t_factor(confidence, len(values) - 1) * stdev(values) / math.sqrt(len(values))
-    return mean, mean - half, mean + half
-
-
 def drift(groups: Sequence[Sequence[tuple[float, float]]]) -> Drift | None:
     """Slope of log value against place, common to groups of (place, value) that have a level each.
 

@@ -12,7 +12,6 @@ from harness.stats import (
     Interval,
     central_probability,
     drift,
-    mean_interval,
     ratio_interval,
     t_factor,
 )
@@ -88,13 +87,6 @@ def test_a_value_without_logarithm_is_refused(value):
     for pair in ((1.0, value), (value, 1.0)):
         with pytest.raises(BadInput, match="has no logarithm"):
             ratio_interval([(1, 1), pair])
-
-
-def test_the_interval_of_a_mean_by_hand():
-    mean, low, high = mean_interval([1.0, 2.0, 3.0])
-    assert (mean, low, high) == pytest.approx((2, 2 - 4.302653 / math.sqrt(3), 2 + 4.302653 / math.sqrt(3)))
-    with pytest.raises(BadInput, match="1 values"):
-        mean_interval([1.0])
 
 
 def mirrored(stream, noise, over_run, ratio=1.0):
