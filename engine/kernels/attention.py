@@ -23,7 +23,6 @@ def attention(
     *,
     causal: bool,
     scale: float | None = None,
-    deterministic: bool = True,
 ) -> torch.Tensor:
     """softmax(query · keyᵀ · scale) · value per head, differentiable.
 
@@ -31,7 +30,7 @@ def attention(
     most 128; H a multiple of Hkv, query head h reads KV head h // (H / Hkv). Returns (B, Sq, H, D),
     contiguous. causal: row i sees keys 0 … i + Sk - Sq (aligned at the bottom right, unlike PyTorch's
     is_causal). Rows that see no key are zeros, and give gradients of zero. scale: above 0; None: 1 / sqrt(D).
-    deterministic: gradients are the same bits in every run; False is faster and adds up dQ in any order.
+    Gradients are the same bits in every run, as the result is: all sums have a fixed order.
     ValueError for other shapes, dtypes and scales.
     """
     _check(query, key, value, axes=4)
@@ -40,7 +39,7 @@ def attention(
     scale = _checked_scale(scale, query.shape[-1])
     if not query.is_cuda:
         return attention_reference(query, key, value, causal=causal, scale=scale)
-    return attention_triton(query, key, value, causal=causal, scale=scale, deterministic=deterministic)
+    return attention_triton(query, key, value, causal=causal, scale=scale)
 
 
 def packed_attention(
@@ -54,7 +53,6 @@ def packed_attention(
     *,
     causal: bool,
     scale: float | None = None,
-    deterministic: bool = True,
 ) -> torch.Tensor:
     """`attention` of each of N sequences, which lie one behind the other.
 
@@ -78,7 +76,7 @@ def packed_attention(
     packed = (query, key, value, offsets_q, offsets_k, longest_q, longest_k)
     if not query.is_cuda:
         return packed_attention_reference(*packed, causal=causal, scale=scale)
-    return packed_attention_triton(*packed, causal=causal, scale=scale, deterministic=deterministic)
+    return packed_attention_triton(*packed, causal=causal, scale=scale)
 
 
 def attention_triton(
@@ -88,9 +86,8 @@ def attention_triton(
     *,
     causal: bool,
     scale: float,
-    deterministic: bool = True,
 ) -> torch.Tensor:
-    out, _ = _forward(query, key, value, None, None, 0, 0, causal, scale, deterministic)
+    out, _ = _forward(query, key, value, None, None, 0, 0, causal, scale)
     return out
 
 
@@ -105,11 +102,9 @@ def packed_attention_triton(
     *,
     causal: bool,
     scale: float,
-    deterministic: bool = True,
 ) -> torch.Tensor:
     out, _ = _forward(
         query[None], key[None], value[None], offsets_q, offsets_k, longest_q, longest_k, causal, scale,
-        deterministic,
     )  # fmt: skip
     return out[0]
 
@@ -147,9 +142,8 @@ def _forward(
     longest_k: int,
     causal: bool,
     scale: float,
-    deterministic: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Packed with offsets, dense without. deterministic: of the gradients alone."""
+    """Packed with offsets, dense without."""
     offsets = _offsets(offsets_q, offsets_k, longest_q, longest_k)
     return forward_triton(_work(query, key, value, offsets, causal, scale))
 
@@ -168,11 +162,10 @@ def _backward(
     longest_k: int,
     causal: bool,
     scale: float,
-    deterministic: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     offsets = _offsets(offsets_q, offsets_k, longest_q, longest_k)
     work = _work(query, key, value, offsets, causal, scale)
-    return backward_triton(work, out, lse, grad_out, deterministic)
+    return backward_triton(work, out, lse, grad_out)
 
 
 @_forward.register_fake
@@ -192,17 +185,15 @@ def _backward_shapes(
 
 
 def _save(ctx, inputs: tuple, output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    *tensors, ctx.longest_q, ctx.longest_k, ctx.causal, ctx.scale, ctx.deterministic = inputs
+    *tensors, ctx.longest_q, ctx.longest_k, ctx.causal, ctx.scale = inputs
     query, key, value, offsets_q, offsets_k = tensors
     ctx.save_for_backward(query, key, value, *output, offsets_q, offsets_k)
     ctx.mark_non_differentiable(output[1])
 
 
 def _gradients(ctx, grad_out: torch.Tensor, _grad_lse: torch.Tensor) -> tuple:
-    grads = _backward(
-        grad_out, *ctx.saved_tensors, ctx.longest_q, ctx.longest_k, ctx.causal, ctx.scale, ctx.deterministic
-    )
-    return *grads, *(None,) * 7
+    grads = _backward(grad_out, *ctx.saved_tensors, ctx.longest_q, ctx.longest_k, ctx.causal, ctx.scale)
+    return *grads, *(None,) * 6
 
 
 _forward.register_autograd(_gradients, setup_context=_save)

@@ -1,23 +1,20 @@
-"""The backward kernels of attention (formulas: Dao, 2023, arXiv:2307.08691, algorithm 2), in two variants.
+"""The backward kernels of attention (formulas: Dao, 2023, arXiv:2307.08691, algorithm 2).
 
-Deterministic: one kernel for dK and dV, which loops over the query heads of a group itself, and one for dQ.
-Each computes the scores anew, 7 matrix products in all, and adds in a fixed order. Two launches, because the
-two want other tiles, and a common one would give both the registers and shared memory of the larger.
-With reductions: one kernel of 5 matrix products that adds its tiles of dQ to an fp32 buffer in whatever order
-they come, so that two runs differ in the last places.
+One kernel for dK and dV, which loops over the query heads of a group itself, and one for dQ. Each computes
+the scores anew, 7 matrix products in all, and adds in a fixed order. Two launches, because the two want other
+tiles, and a common one would give both the registers and shared memory of the larger. One kernel of 5
+products that reduced its tiles of dQ in L2 was slower on an H200 at every tile (docs/lab_log.md).
 """
 
 import torch
 import triton
 import triton.language as tl
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from engine.kernels.attention_tiles import (
     Tiles,
     key_gradient_tiles,
     padded_dim,
     query_gradient_tiles,
-    reduction_tiles,
     section_heads,
 )
 from engine.kernels.attention_work import (
@@ -27,6 +24,7 @@ from engine.kernels.attention_work import (
     outer_strides,
     read_rows,
     read_tile,
+    rows_in_one_loop,
     rows_readable,
     sequence_rows,
     tile_and_head,
@@ -43,7 +41,6 @@ def backward_triton(
     out: torch.Tensor,
     lse: torch.Tensor,
     grad_out: torch.Tensor,
-    deterministic: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients of query, key and value, contiguous and of their shapes and dtype.
 
@@ -51,8 +48,6 @@ def backward_triton(
     """
     grad_out = rows_readable(grad_out)
     delta = output_products(work, out, grad_out)
-    if not deterministic:
-        return reduced_gradients(work, lse, delta, grad_out)
     grad_key, grad_value = key_gradients(work, lse, delta, grad_out)
     return query_gradient(work, lse, delta, grad_out), grad_key, grad_value
 
@@ -74,43 +69,11 @@ def key_gradients(
     work: Work, lse: torch.Tensor, delta: torch.Tensor, grad_out: torch.Tensor, tiles: Tiles | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """dK and dV; grad_out with last stride 1."""
-    tiles = tiles or key_gradient_tiles(work.dim, work.query.itemsize)
-    grad_key, grad_value = (
-        torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (work.key, work.value)
-    )
-    _launch_key_kernel(work, lse, delta, grad_out, grad_key, grad_value, None, tiles)
-    return grad_key, grad_value
-
-
-def reduced_gradients(
-    work: Work, lse: torch.Tensor, delta: torch.Tensor, grad_out: torch.Tensor, tiles: Tiles | None = None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """dQ, dK and dV of one kernel; grad_out with last stride 1."""
-    tiles = tiles or reduction_tiles(work.dim, work.query.itemsize)
-    grad_key, grad_value = (
-        torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (work.key, work.value)
-    )
-    grad_query = torch.zeros(work.query.shape, dtype=work.wide, device=work.query.device)
-    _launch_key_kernel(work, lse, delta, grad_out, grad_key, grad_value, grad_query, tiles)
-    return grad_query.to(work.query.dtype), grad_key, grad_value
-
-
-def _launch_key_kernel(
-    work: Work,
-    lse: torch.Tensor,
-    delta: torch.Tensor,
-    grad_out: torch.Tensor,
-    grad_key: torch.Tensor,
-    grad_value: torch.Tensor,
-    grad_query: torch.Tensor | None,
-    tiles: Tiles,
-) -> None:
     query, key, value = work.query, work.key, work.value
+    tiles = tiles or key_gradient_tiles(work.dim, query.itemsize)
+    grad_key, grad_value = _fresh(key), _fresh(value)
     descriptors = tiles.descriptors and describable(query, grad_out)
     query_tiles, grad_tiles = (described(x, tiles.block_m) if descriptors else x for x in (query, grad_out))
-    grad_query_tiles: torch.Tensor | TensorDescriptor = grad_key if grad_query is None else grad_query
-    if descriptors and grad_query is not None:
-        grad_query_tiles = described(grad_query, tiles.block_m)
     column_tiles = triton.cdiv(work.longest_key, tiles.block_n)
     all_heads = work.sequences * work.kv_heads
     group = work.heads // work.kv_heads
@@ -118,13 +81,13 @@ def _launch_key_kernel(
     if column_tiles * all_heads:
         _key_kernel[column_tiles * all_heads,](
             query, key, value, grad_out, query_tiles, grad_tiles, lse, delta, grad_key, grad_value,
-            grad_query_tiles, grad_key if grad_query is None else grad_query, *work.lengths(),
+            *work.lengths(),
             *outer_strides(query), *outer_strides(key), *outer_strides(value), *outer_strides(grad_out),
             column_tiles, work.kv_heads, all_heads, group, section,
             SCALE=work.scale, BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n, DESCRIPTORS=descriptors,
-            REDUCE=grad_query is not None, **work.constants(),
-            num_warps=tiles.num_warps, num_stages=tiles.num_stages,
+            **work.constants(), num_warps=tiles.num_warps, num_stages=tiles.num_stages,
         )  # fmt: skip
+    return grad_key, grad_value
 
 
 def query_gradient(
@@ -181,17 +144,13 @@ def _delta_kernel(
 )
 def _key_kernel(
     query, key, value, grad_out, query_tiles, grad_tiles, lse, delta, grad_key, grad_value,
-    grad_query_tiles, grad_query, offsets_q, offsets_k, rows_q, rows_k,
+    offsets_q, offsets_k, rows_q, rows_k,
     q_batch, q_row, q_head, k_batch, k_row, k_head, v_batch, v_row, v_head, g_batch, g_row, g_head,
     column_tiles, kv_heads, all_heads, group, section,
     SCALE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DESCRIPTORS: tl.constexpr,
-    REDUCE: tl.constexpr,
     DIM: tl.constexpr, BLOCK_D: tl.constexpr, CAUSAL: tl.constexpr, PACKED: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """One program: BLOCK_N keys of one KV head against all queries of the group that see them.
-
-    With REDUCE it also adds what these keys give to dQ, unscaled, to grad_query: (B, Sq, H, D).
-    """
+    """One program: BLOCK_N keys of one KV head against all queries of the group that see them."""
     tile, kv_head = tile_and_head(column_tiles, all_heads, section)
     sequence = kv_head // kv_heads
     kv_head = kv_head % kv_heads
@@ -212,10 +171,7 @@ def _key_kernel(
     if CAUSAL:
         begin = tl.maximum(0, first - shift) // BLOCK_M * BLOCK_M
         all_see = tl.cdiv(tl.maximum(0, first + BLOCK_N - 1 - shift), BLOCK_M) * BLOCK_M
-    whole = length_q // BLOCK_M * BLOCK_M
-    all_see = tl.minimum(all_see, length_q)
-    if REDUCE and first + BLOCK_N > length_k:
-        all_see = length_q  # beyond the last key are columns of the products with K that must not count
+    uncut = rows_in_one_loop(length_q, BLOCK_M, PACKED, DESCRIPTORS)
     grad_k = tl.zeros((BLOCK_N, BLOCK_D), WIDE)
     grad_v = tl.zeros((BLOCK_N, BLOCK_D), WIDE)
     for member in tl.range(0, group):
@@ -223,28 +179,19 @@ def _key_kernel(
         head_query = query + batch * q_batch + head.to(tl.int64) * q_head + start_q * q_row
         head_grad = grad_out + batch * g_batch + head.to(tl.int64) * g_head + start_q * g_row
         head_rows = (batch * heads + head) * rows_q + start_q
-        head_grad_query = grad_query + (batch * rows_q + start_q) * heads * DIM + head * DIM
         grad_k, grad_v = _from_queries(
             k, v, grad_k, grad_v, query_tiles, grad_tiles, head_query, head_grad, lse + head_rows,
-            delta + head_rows, grad_query_tiles, head_grad_query, heads * DIM, batch, head, start_q,
-            q_row, g_row,
-            begin, all_see, length_q, length_k, position, shift, True,
-            SCALE, BLOCK_M, DESCRIPTORS, REDUCE, DIM, BLOCK_D, CAUSAL, PACKED, WIDE,
+            delta + head_rows, batch, head, start_q, q_row, g_row,
+            begin, uncut, all_see, length_q, position - shift, False,
+            SCALE, BLOCK_M, DESCRIPTORS, DIM, BLOCK_D, CAUSAL, WIDE,
         )  # fmt: skip
-        grad_k, grad_v = _from_queries(
-            k, v, grad_k, grad_v, query_tiles, grad_tiles, head_query, head_grad, lse + head_rows,
-            delta + head_rows, grad_query_tiles, head_grad_query, heads * DIM, batch, head, start_q,
-            q_row, g_row,
-            all_see, whole, length_q, length_k, position, shift, False,
-            SCALE, BLOCK_M, DESCRIPTORS, REDUCE, DIM, BLOCK_D, CAUSAL, PACKED, WIDE,
-        )  # fmt: skip
-        grad_k, grad_v = _from_queries(
-            k, v, grad_k, grad_v, query_tiles, grad_tiles, head_query, head_grad, lse + head_rows,
-            delta + head_rows, grad_query_tiles, head_grad_query, heads * DIM, batch, head, start_q,
-            q_row, g_row,
-            tl.maximum(all_see, whole), length_q, length_q, length_k, position, shift, True,
-            SCALE, BLOCK_M, DESCRIPTORS, REDUCE, DIM, BLOCK_D, CAUSAL, PACKED, WIDE,
-        )  # fmt: skip
+        if PACKED or not DESCRIPTORS:
+            grad_k, grad_v = _from_queries(
+                k, v, grad_k, grad_v, query_tiles, grad_tiles, head_query, head_grad, lse + head_rows,
+                delta + head_rows, batch, head, start_q, q_row, g_row,
+                tl.maximum(begin, uncut), length_q, all_see, length_q, position - shift, True,
+                SCALE, BLOCK_M, DESCRIPTORS, DIM, BLOCK_D, CAUSAL, WIDE,
+            )  # fmt: skip
     grads = (batch * rows_k + start_k) * kv_heads * DIM + kv_head * DIM
     write_rows(grad_key + grads, first, length_k, kv_heads * DIM, grad_k * SCALE, BLOCK_N, DIM, BLOCK_D)
     write_rows(grad_value + grads, first, length_k, kv_heads * DIM, grad_v, BLOCK_N, DIM, BLOCK_D)
@@ -253,55 +200,40 @@ def _key_kernel(
 @triton.jit
 def _from_queries(
     k, v, grad_k, grad_v, query_tiles, grad_tiles, query, grad_out, lse, delta,
-    grad_query_tiles, grad_query, grad_row, batch, head, start_q, q_row, g_row,
-    begin, end, length_q, length_k, position, shift, MASKED: tl.constexpr,
-    SCALE: tl.constexpr, BLOCK_M: tl.constexpr, DESCRIPTORS: tl.constexpr, REDUCE: tl.constexpr,
-    DIM: tl.constexpr, BLOCK_D: tl.constexpr, CAUSAL: tl.constexpr, PACKED: tl.constexpr, WIDE: tl.constexpr,
+    batch, head, start_q, q_row, g_row,
+    begin, end, all_see, length_q, oldest_seeing, CUT: tl.constexpr,
+    SCALE: tl.constexpr, BLOCK_M: tl.constexpr, DESCRIPTORS: tl.constexpr,
+    DIM: tl.constexpr, BLOCK_D: tl.constexpr, CAUSAL: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Add what the query tiles begin … end give to dK and dV; without MASKED they see every key of the tile.
+    """Add what the query tiles begin … end give to dK and dV; from `all_see` on they see every key.
 
     Scores are transposed, keys by queries, so that their exponentials and gradients, left operands of the
-    next products, stay in registers.
+    next products, stay in registers. Queries beyond the last are zeros with a sum of inf, weights of 0; keys
+    beyond the last have rows of their own in all products, which are not stored.
     """
     for first in tl.range(begin, end, BLOCK_M):
         q = read_tile(
             query_tiles, query, batch, head, start_q, first, length_q, q_row,
-            BLOCK_M, DIM, BLOCK_D, MASKED, PACKED, DESCRIPTORS,
+            BLOCK_M, DIM, BLOCK_D, CUT, DESCRIPTORS,
         )  # fmt: skip
         row = first + tl.arange(0, BLOCK_M)
-        if MASKED:
-            sums = tl.load(lse + row, mask=row < length_q, other=float("inf"))
-            products = tl.load(delta + row, mask=row < length_q, other=0)
-        else:
-            sums = tl.load(lse + row)
-            products = tl.load(delta + row)
+        sums = tl.load(lse + row, mask=row < length_q, other=float("inf"))
+        products = tl.load(delta + row, mask=row < length_q, other=0)
         scores = tl.dot(k, q.T, input_precision="ieee", out_dtype=WIDE)
         p = tl.exp2(scores * (SCALE * 1.4426950408889634) - (sums * 1.4426950408889634)[None, :])
-        if MASKED:
+        if CAUSAL and first < all_see:
             # After the exponential: a row without keys has the logarithm -inf, and its weights would be inf.
-            visible = (position < length_k)[:, None] & (row < length_q)[None, :]
-            if CAUSAL:
-                visible = visible & (position[:, None] <= (row + shift)[None, :])
-            p = tl.where(visible, p, 0)
+            p = tl.where(oldest_seeing[:, None] <= row[None, :], p, 0)
         g = read_tile(
             grad_tiles, grad_out, batch, head, start_q, first, length_q, g_row,
-            BLOCK_M, DIM, BLOCK_D, MASKED, PACKED, DESCRIPTORS,
+            BLOCK_M, DIM, BLOCK_D, CUT, DESCRIPTORS,
         )  # fmt: skip
         grad_v = tl.dot(p.to(g.dtype), g, acc=grad_v, input_precision="ieee", out_dtype=WIDE)
-        grad_p = tl.dot(v, g.T, input_precision="ieee", out_dtype=WIDE)
-        grad_s = (p * (grad_p - products[None, :])).to(q.dtype)
+        # Delta goes in as the first sum: nothing is left to subtract, and its registers are free early.
+        less_delta = tl.broadcast_to(-products[None, :], scores.shape)
+        less_delta = tl.dot(v, g.T, acc=less_delta, input_precision="ieee", out_dtype=WIDE)
+        grad_s = (p * less_delta).to(q.dtype)
         grad_k = tl.dot(grad_s, q, acc=grad_k, input_precision="ieee", out_dtype=WIDE)
-        if REDUCE:
-            grad_q = tl.dot(grad_s.T, k, input_precision="ieee", out_dtype=WIDE) * SCALE
-            # Rows of the next packed sequence would get zeros added, or NaN where this one's keys have it.
-            if DESCRIPTORS and not (MASKED and PACKED):
-                place = [batch.to(tl.int32), head, start_q.to(tl.int32) + first, 0]
-                grad_query_tiles.atomic_add(place, grad_q.reshape(1, 1, BLOCK_M, BLOCK_D))
-            else:
-                column = tl.arange(0, BLOCK_D)
-                place = grad_query + row.to(tl.int64)[:, None] * grad_row + column[None, :]
-                inside = (row < length_q)[:, None] & (column < DIM)[None, :]
-                tl.atomic_add(place, grad_q, mask=inside, sem="relaxed")
     return grad_k, grad_v
 
 
@@ -344,17 +276,19 @@ def _query_kernel(
         seen_by_all = tl.minimum(length_k, tl.maximum(0, first + 1 + shift))
         seen = tl.minimum(length_k, tl.maximum(0, first + BLOCK_M + shift))
     whole = seen_by_all // BLOCK_N * BLOCK_N
+    uncut = rows_in_one_loop(length_k, BLOCK_N, PACKED, DESCRIPTORS)
     grad_q = tl.zeros((BLOCK_M, BLOCK_D), WIDE)
     grad_q = _from_keys(
         q, g, grad_q, sums, products, key_tiles, value_tiles, key, value, batch, kv_head, start_k,
-        k_row, v_row, 0, whole, length_k, row + shift, False,
-        SCALE, BLOCK_N, DESCRIPTORS, DIM, BLOCK_D, CAUSAL, PACKED, WIDE,
+        k_row, v_row, 0, tl.minimum(seen, uncut), whole, length_k, row + shift, False,
+        SCALE, BLOCK_N, DESCRIPTORS, DIM, BLOCK_D, CAUSAL, WIDE,
     )  # fmt: skip
-    grad_q = _from_keys(
-        q, g, grad_q, sums, products, key_tiles, value_tiles, key, value, batch, kv_head, start_k,
-        k_row, v_row, whole, seen, length_k, row + shift, True,
-        SCALE, BLOCK_N, DESCRIPTORS, DIM, BLOCK_D, CAUSAL, PACKED, WIDE,
-    )  # fmt: skip
+    if PACKED or not DESCRIPTORS:
+        grad_q = _from_keys(
+            q, g, grad_q, sums, products, key_tiles, value_tiles, key, value, batch, kv_head, start_k,
+            k_row, v_row, uncut, seen, whole, length_k, row + shift, True,
+            SCALE, BLOCK_N, DESCRIPTORS, DIM, BLOCK_D, CAUSAL, WIDE,
+        )  # fmt: skip
     grad_query += (batch * rows_q + start_q) * heads * DIM + head * DIM
     write_rows(grad_query, first, length_q, heads * DIM, grad_q * SCALE, BLOCK_M, DIM, BLOCK_D)
 
@@ -362,29 +296,30 @@ def _query_kernel(
 @triton.jit
 def _from_keys(
     q, g, grad_q, sums, products, key_tiles, value_tiles, key, value, batch, kv_head, start_k, k_row, v_row,
-    begin, end, length_k, newest_seen, MASKED: tl.constexpr,
+    begin, end, whole, length_k, newest_seen, CUT: tl.constexpr,
     SCALE: tl.constexpr, BLOCK_N: tl.constexpr, DESCRIPTORS: tl.constexpr,
-    DIM: tl.constexpr, BLOCK_D: tl.constexpr, CAUSAL: tl.constexpr, PACKED: tl.constexpr, WIDE: tl.constexpr,
+    DIM: tl.constexpr, BLOCK_D: tl.constexpr, CAUSAL: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Add what the key tiles begin … end give to dQ, unscaled; without MASKED every row sees all of them."""
+    """Add what the key tiles begin … end give to dQ, unscaled; every row sees all keys before `whole`."""
     for first in tl.range(begin, end, BLOCK_N):
         k = read_tile(
             key_tiles, key, batch, kv_head, start_k, first, length_k, k_row,
-            BLOCK_N, DIM, BLOCK_D, MASKED, PACKED, DESCRIPTORS,
+            BLOCK_N, DIM, BLOCK_D, CUT, DESCRIPTORS,
         )  # fmt: skip
         v = read_tile(
             value_tiles, value, batch, kv_head, start_k, first, length_k, v_row,
-            BLOCK_N, DIM, BLOCK_D, MASKED, PACKED, DESCRIPTORS,
+            BLOCK_N, DIM, BLOCK_D, CUT, DESCRIPTORS,
         )  # fmt: skip
         scores = tl.dot(q, k.T, input_precision="ieee", out_dtype=WIDE)
-        grad_p = tl.dot(g, v.T, input_precision="ieee", out_dtype=WIDE)
+        less_delta = tl.broadcast_to(-products[:, None], scores.shape)
+        less_delta = tl.dot(g, v.T, acc=less_delta, input_precision="ieee", out_dtype=WIDE)
         p = tl.exp2(scores * (SCALE * 1.4426950408889634) - sums[:, None])
-        if MASKED:
+        if first >= whole:
             position = first + tl.arange(0, BLOCK_N)
             visible = (position < length_k)[None, :]
             if CAUSAL:
                 visible = visible & (position[None, :] <= newest_seen[:, None])
             p = tl.where(visible, p, 0)
-        grad_s = (p * (grad_p - products[:, None])).to(q.dtype)
+        grad_s = (p * less_delta).to(q.dtype)
         grad_q = tl.dot(grad_s, k, acc=grad_q, input_precision="ieee", out_dtype=WIDE)
     return grad_q

@@ -14,6 +14,7 @@ from engine.kernels.attention_work import (
     outer_strides,
     read_rows,
     read_tile,
+    rows_in_one_loop,
     sequence_rows,
     tile_and_head,
     write_rows,
@@ -83,19 +84,21 @@ def _forward_kernel(
         seen_by_all = tl.minimum(length_k, tl.maximum(0, first + 1 + shift))
         seen = tl.minimum(length_k, tl.maximum(0, first + BLOCK_M + shift))
     whole = seen_by_all // BLOCK_N * BLOCK_N
+    uncut = rows_in_one_loop(length_k, BLOCK_N, PACKED, DESCRIPTORS)
     best = tl.full((BLOCK_M,), float("-inf"), WIDE)
     total = tl.zeros((BLOCK_M,), WIDE)
     mixed = tl.zeros((BLOCK_M, BLOCK_D), WIDE)
     best, total, mixed = _attend(
         q, best, total, mixed, key_tiles, value_tiles, key, value, batch, kv_head, start_k, k_row, v_row,
-        0, whole, length_k, row + shift, False,
-        SCALE, BLOCK_N, DESCRIPTORS, DIM, BLOCK_D, CAUSAL, PACKED, WIDE,
+        0, tl.minimum(seen, uncut), whole, length_k, row + shift, False,
+        SCALE, BLOCK_N, DESCRIPTORS, DIM, BLOCK_D, CAUSAL, WIDE,
     )  # fmt: skip
-    best, total, mixed = _attend(
-        q, best, total, mixed, key_tiles, value_tiles, key, value, batch, kv_head, start_k, k_row, v_row,
-        whole, seen, length_k, row + shift, True,
-        SCALE, BLOCK_N, DESCRIPTORS, DIM, BLOCK_D, CAUSAL, PACKED, WIDE,
-    )  # fmt: skip
+    if PACKED or not DESCRIPTORS:
+        best, total, mixed = _attend(
+            q, best, total, mixed, key_tiles, value_tiles, key, value, batch, kv_head, start_k, k_row, v_row,
+            uncut, seen, whole, length_k, row + shift, True,
+            SCALE, BLOCK_N, DESCRIPTORS, DIM, BLOCK_D, CAUSAL, WIDE,
+        )  # fmt: skip
 
     mixed = mixed / tl.where(total == 0, 1, total)[:, None]
     out += (batch * rows_q + start_q) * heads * DIM + head * DIM
@@ -108,18 +111,21 @@ def _forward_kernel(
 @triton.jit
 def _attend(
     q, best, total, mixed, key_tiles, value_tiles, key, value, batch, kv_head, start_k, k_row, v_row,
-    begin, end, length_k, newest_seen, MASKED: tl.constexpr,
+    begin, end, whole, length_k, newest_seen, CUT: tl.constexpr,
     SCALE: tl.constexpr, BLOCK_N: tl.constexpr, DESCRIPTORS: tl.constexpr,
-    DIM: tl.constexpr, BLOCK_D: tl.constexpr, CAUSAL: tl.constexpr, PACKED: tl.constexpr, WIDE: tl.constexpr,
+    DIM: tl.constexpr, BLOCK_D: tl.constexpr, CAUSAL: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Online softmax over the key tiles begin … end; without MASKED every row sees all of them."""
+    """Online softmax over the key tiles begin … end; every row sees all keys before `whole`.
+
+    The mask is a branch and not a loop of its own: that would begin with an empty pipeline.
+    """
     for first in tl.range(begin, end, BLOCK_N):
         k = read_tile(
             key_tiles, key, batch, kv_head, start_k, first, length_k, k_row,
-            BLOCK_N, DIM, BLOCK_D, MASKED, PACKED, DESCRIPTORS,
+            BLOCK_N, DIM, BLOCK_D, CUT, DESCRIPTORS,
         )  # fmt: skip
         scores = tl.dot(q, k.T, input_precision="ieee", out_dtype=WIDE)
-        if MASKED:
+        if first >= whole:
             position = first + tl.arange(0, BLOCK_N)
             visible = (position < length_k)[None, :]
             if CAUSAL:
@@ -134,7 +140,7 @@ def _attend(
         mixed = mixed * shrink[:, None]
         v = read_tile(
             value_tiles, value, batch, kv_head, start_k, first, length_k, v_row,
-            BLOCK_N, DIM, BLOCK_D, MASKED, PACKED, DESCRIPTORS,
+            BLOCK_N, DIM, BLOCK_D, CUT, DESCRIPTORS,
         )  # fmt: skip
         mixed = tl.dot(p.to(v.dtype), v, acc=mixed, input_precision="ieee", out_dtype=WIDE)
         best = new_best

@@ -34,29 +34,38 @@ class Tiles:
 # hold 16 rows of 128 columns. One stage, because nothing waits for memory there.
 _EXACT = Tiles(block_m=16, block_n=32, num_warps=4, num_stages=1)
 
-# Of 64 columns: 64 accumulators a thread, and 64 scores at 4 warps. Two programs share a processor, so that
-# one multiplies while the other takes exponentials: each has 16 KB of queries + 3 stages of 2 tiles of 8 KB.
-# Of 128 columns: 8 warps hold 64 + 64 of 128 x 128; 32 KB of queries + 2 stages of 2 x 32 KB = 160 KB.
+# What follows was the fastest of each kernel, by the geometric mean of 1,024 and 8,192 rows, on an H200:
+# results/micro/attention_tune/h200-first.csv, of commit d979fc0. The loops were changed after it (one with a
+# branch for the mask in the place of two), so that close seconds, which each
+# comment names, deserve another look.
+# All are small tiles of one warpgroup where they can be: several programs share a processor, and while one
+# takes exponentials another multiplies. Everywhere descriptors won: no addresses in registers.
+#
+# 64 columns: 64 rows by 128 keys hold 64 scores and 32 sums a thread, 160 registers, so that three programs
+# share a processor; shared memory: 8 KB of queries + 2 stages of 2 x 16 KB. (64, 64, 4, 3) loses 2 %.
+# 128 columns: 32 scores and 64 sums, 143 registers; 16 KB + 3 stages of 2 x 16 KB = 112 KB, two a processor.
+# (128, 128, 8, 3), one program a processor, loses 10 %.
 _FORWARD = {
-    64: Tiles(block_m=128, block_n=64, num_warps=4, num_stages=3, descriptors=True),
-    128: Tiles(block_m=128, block_n=128, num_warps=8, num_stages=2, descriptors=True),
+    64: Tiles(block_m=64, block_n=128, num_warps=4, num_stages=2, descriptors=True),
+    128: Tiles(block_m=64, block_n=64, num_warps=4, num_stages=3, descriptors=True),
 }
-# The sums of dK and dV take 2 x 64 registers a thread at 128 keys of 128 columns and 8 warps. 64 queries keep
-# scores and their gradients at 32 each; resident K and V are 64 KB, 2 stages of queries and dO 64 KB more.
+# dK and dV of 64 keys are 64 sums a thread at 64 columns and 128 at 128; scores and their gradients, of 64
+# queries, 32 each. That takes 255 registers, two programs a processor. 128 keys at 8 warps lose
+# 16 % and 17 %.
+# 64 columns: a third stage of queries and dO, 16 KB, is free then and gains 12 % at 8,192 rows.
+# 128 columns: 32 KB of keys and values + 2 stages of 32 KB = 96 KB; with a third only one program fits, and
+# 37 % is lost.
 _KEY_GRADIENT = {
-    64: Tiles(block_m=64, block_n=128, num_warps=8, num_stages=2, descriptors=True),
-    128: Tiles(block_m=64, block_n=128, num_warps=8, num_stages=2, descriptors=True),
+    64: Tiles(block_m=64, block_n=64, num_warps=4, num_stages=3, descriptors=True),
+    128: Tiles(block_m=64, block_n=64, num_warps=4, num_stages=2, descriptors=True),
 }
-# The mirror image: 128 resident queries and dO, keys and values by 64.
+# 64 columns: 64 queries take 125 registers, 16 KB of queries and dO + 3 stages of 16 KB: three a processor.
+# 128 queries at 4 warps are equal within 1 %, better for long sequences and worse for short ones.
+# 128 columns: 128 queries at 8 warps read keys and values half as often; 64 KB + 3 stages of 32 KB = 160 KB,
+# so that it is alone and the third stage gains 28 %. (64, 64, 4, 2), two a processor, loses 4 %.
 _QUERY_GRADIENT = {
-    64: Tiles(block_m=128, block_n=64, num_warps=8, num_stages=3, descriptors=True),
-    128: Tiles(block_m=128, block_n=64, num_warps=8, num_stages=2, descriptors=True),
-}
-# As for dK and dV, with the tile of dQ on top. 128 keys are the least at which the fp32 reductions
-# (4 · D / block_n bytes a score) stay below what L2 takes at full speed.
-_REDUCTION = {
-    64: Tiles(block_m=64, block_n=128, num_warps=8, num_stages=2, descriptors=True),
-    128: Tiles(block_m=64, block_n=128, num_warps=8, num_stages=2, descriptors=True),
+    64: Tiles(block_m=64, block_n=64, num_warps=4, num_stages=3, descriptors=True),
+    128: Tiles(block_m=128, block_n=64, num_warps=8, num_stages=3, descriptors=True),
 }
 
 
@@ -82,11 +91,6 @@ def query_gradient_tiles(dim: int, itemsize: int) -> Tiles:
     return _tiles(_QUERY_GRADIENT, dim, itemsize)
 
 
-def reduction_tiles(dim: int, itemsize: int) -> Tiles:
-    """For the kernel of all three gradients: block_n keys stay, block_m queries pass, dQ is reduced."""
-    return _tiles(_REDUCTION, dim, itemsize)
-
-
 def section_heads(heads: int, bytes_per_head: int) -> int:
     """How many of `heads` are worked off together, so that what their programs share stays in L2.
 
@@ -99,5 +103,7 @@ def section_heads(heads: int, bytes_per_head: int) -> int:
 def _tiles(table: dict[int, Tiles], dim: int, itemsize: int) -> Tiles:
     if itemsize > 2:
         return _EXACT
-    # Narrower heads than 64 need less of everything that bounds the tiles of 64.
+    # Narrower heads than 64 need less of everything that bounds the tiles of 64. Short sequences take the
+    # tiles of long ones: of the shapes measured so far, none ranks first at 1,024 rows by more than 3 % and
+    # not at 8,192.
     return table[max(64, padded_dim(dim))]

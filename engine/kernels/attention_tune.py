@@ -2,18 +2,25 @@
 
 Each candidate of each kernel is compiled ahead in a pool of processes, checked against the eager reference,
 and timed at several lengths (causal, bf16, hidden width 2,048, 16k tokens). All rows go to OUT.csv; the
-fastest of each kernel and head dimension, by the geometric mean over lengths, are printed.
+fastest of each kernel and head dimension, by the geometric mean over lengths and at each length, are printed.
+
+Each kernel is credited with the matrix products that it executes itself: two the forward, four the one of dK
+and dV, three the one of dQ, halves of them as the mask is causal. Of a whole backward five products are
+usually credited, which gives 5 / 7 of what these two kernels reach together.
 """
 
 import argparse
 import csv
+import json
 import math
 import multiprocessing
 import statistics
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
@@ -24,7 +31,6 @@ from engine.kernels.attention_backward import (
     key_gradients,
     output_products,
     query_gradient,
-    reduced_gradients,
 )
 from engine.kernels.attention_forward import forward_triton
 from engine.kernels.attention_reference import attention_reference
@@ -34,42 +40,42 @@ from engine.kernels.attention_work import Work
 _HIDDEN = 2048
 _TOKENS = 16_384
 _LENGTHS = (512, 1024, 2048, 4096, 8192, 16_384)
-_QUICK_LENGTHS = (1024, 8192)
+_QUICK_LENGTHS = (512, 1024, 8192)
 _ROUNDS = 7
 _QUICK_ROUNDS = 5
 _CHECKED_LENGTH = 333  # whole, diagonal and cut tiles of every candidate
 _FLUSHED_BYTES = 128 << 20  # more than twice the 50 MB of L2
 _PASSED_ERROR = 2.0  # times the error of eager code in bf16; a wrong tile is off by orders of magnitude
 
-# (block_m, block_n, num_warps, num_stages), each with and without descriptors.
+# (block_m, block_n, num_warps, num_stages), all with descriptors, which won for every kernel the first time.
+# Around the winners of then, and what ptxas finds registers for (at most 250 without spills in the loop).
+# Not among them: 32 keys of dK and dV, which are the rows of a product whose tensor-core instruction takes
+# no fewer than 64, and what leaves a processor to one program of 4 warps.
 _CANDIDATES: dict[tuple[str, int], tuple[tuple[int, int, int, int], ...]] = {
     ("forward", 64): (
-        (128, 64, 4, 3), (128, 64, 4, 4), (128, 128, 4, 2), (128, 128, 8, 3), (64, 128, 4, 2), (64, 64, 4, 3),
+        (64, 64, 4, 2), (64, 64, 4, 3), (64, 64, 4, 4), (64, 128, 4, 2), (64, 128, 4, 3), (128, 64, 4, 2),
+        (128, 64, 4, 3), (128, 128, 8, 2),
     ),
     ("forward", 128): (
-        (128, 128, 8, 2), (128, 128, 8, 3), (128, 64, 8, 3), (128, 64, 8, 4), (64, 64, 4, 3), (64, 128, 4, 2),
+        (64, 32, 4, 3), (64, 32, 4, 4), (64, 64, 4, 2), (64, 64, 4, 3), (128, 64, 8, 2), (128, 64, 8, 3),
+        (128, 64, 4, 3), (128, 128, 8, 3),
     ),
     ("key_gradient", 64): (
-        (64, 128, 8, 2), (64, 128, 8, 3), (128, 128, 8, 2), (64, 64, 4, 2), (64, 64, 4, 3), (64, 128, 4, 2),
+        (32, 64, 4, 3), (32, 64, 4, 4), (64, 64, 4, 2), (64, 64, 4, 3), (64, 64, 4, 4), (128, 64, 4, 2),
     ),
     ("key_gradient", 128): (
-        (64, 128, 8, 2), (64, 128, 8, 3), (32, 128, 8, 2), (32, 128, 8, 3), (64, 64, 4, 2), (64, 64, 4, 3),
+        (32, 64, 4, 2), (32, 64, 4, 3), (64, 64, 4, 1), (64, 64, 4, 2), (64, 128, 8, 2), (32, 128, 8, 3),
     ),
     ("query_gradient", 64): (
-        (128, 64, 8, 3), (128, 64, 4, 3), (128, 128, 8, 2), (64, 64, 4, 3), (64, 128, 4, 2),
+        (64, 32, 4, 4), (64, 64, 4, 2), (64, 64, 4, 3), (64, 64, 4, 4), (64, 128, 4, 2), (128, 64, 4, 2),
+        (128, 64, 4, 3),
     ),
     ("query_gradient", 128): (
-        (128, 64, 8, 2), (128, 64, 8, 3), (128, 128, 8, 1), (64, 64, 4, 2), (64, 64, 4, 3),
-    ),
-    ("reduction", 64): (
-        (64, 128, 8, 2), (64, 128, 8, 3), (128, 128, 8, 2), (64, 64, 4, 2), (64, 128, 4, 2),
-    ),
-    ("reduction", 128): (
-        (64, 128, 8, 2), (64, 128, 8, 1), (64, 128, 16, 2), (64, 64, 4, 2), (64, 64, 4, 1),
+        (64, 32, 4, 3), (64, 64, 4, 2), (128, 32, 8, 3), (128, 64, 8, 2), (128, 64, 8, 3),
     ),
 }  # fmt: skip
 # Matrix products of a kernel, in units of the forward's two.
-_PRODUCTS = {"forward": 1.0, "key_gradient": 2.0, "query_gradient": 1.5, "reduction": 2.5}
+_PRODUCTS = {"forward": 1.0, "key_gradient": 2.0, "query_gradient": 1.5}
 
 
 @dataclass(frozen=True)
@@ -82,10 +88,20 @@ class Candidate:
 
 
 @dataclass(frozen=True)
+class Origin:
+    """Which code was measured, and when."""
+
+    commit: str
+    dirty: bool
+    started_at: str
+
+
+@dataclass(frozen=True)
 class Row:
     """One measured candidate at one length.
 
-    tflops: of the matrix products that the kernel itself executes, half of them for causal attention.
+    tflops: of the matrix products that the kernel itself executes, half of them for causal attention. commit,
+    dirty: of the code that ran; started_at: of the whole command, UTC.
     """
 
     kernel: str
@@ -99,6 +115,9 @@ class Row:
     ms: float
     tflops: float
     gpu: str
+    commit: str
+    dirty: bool
+    started_at: str
 
 
 @dataclass(frozen=True)
@@ -119,10 +138,8 @@ class Inputs:
                 return forward_triton(self.work, candidate.tiles)[:1]
             case "key_gradient":
                 return key_gradients(*backward)
-            case "query_gradient":
-                return (query_gradient(*backward),)
             case _:
-                return reduced_gradients(*backward)
+                return (query_gradient(*backward),)
 
 
 def main(arguments: list[str]) -> None:
@@ -130,6 +147,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("out", type=Path, help="CSV file to write")
     parser.add_argument("--quick", action="store_true", help=f"only the lengths {_QUICK_LENGTHS}")
     options = parser.parse_args(arguments)
+    origin = Origin(*source_state(), datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
     found = list(candidates())
     rows: list[Row] = []
     compiled = [c for c, error in zip(found, compile_ahead(found), strict=True) if accepted(c, error)]
@@ -138,17 +156,35 @@ def main(arguments: list[str]) -> None:
         checked = inputs(dim, _CHECKED_LENGTH, batch=2)
         passed = [c for c in passed if accepted(c, failed_check(c, checked))]
         for length in _QUICK_LENGTHS if options.quick else _LENGTHS:
-            rows += measure(passed, length, _QUICK_ROUNDS if options.quick else _ROUNDS)
+            rows += measure(passed, length, _QUICK_ROUNDS if options.quick else _ROUNDS, origin)
     write(options.out, rows)
     for line in summary(rows):
         print(line)
 
 
+def source_state() -> tuple[str, bool]:
+    """The commit, and whether the kernels differ from it; without git from the file beside the code."""
+    root = Path(__file__).parents[2]
+    commit = _git(root, "rev-parse", "HEAD")
+    if commit:
+        return commit, bool(_git(root, "status", "--porcelain", "--", "engine", "uv.lock"))
+    listed = json.loads((root / ".source.json").read_text())
+    return listed["git_commit"], listed["dirty"]
+
+
+def _git(root: Path, *arguments: str) -> str:
+    """What git says, or nothing where it knows nothing of the folder."""
+    try:
+        said = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return ""
+    return said.stdout.strip() if said.returncode == 0 else ""
+
+
 def candidates() -> Iterator[Candidate]:
     for (kernel, dim), shapes in _CANDIDATES.items():
         for shape in shapes:
-            for descriptors in (True, False):
-                yield Candidate(kernel, dim, Tiles(*shape, descriptors))
+            yield Candidate(kernel, dim, Tiles(*shape, descriptors=True))
 
 
 def compile_ahead(found: list[Candidate]) -> list[str]:
@@ -175,7 +211,7 @@ def failed_check(candidate: Candidate, checked: Inputs) -> str:
     work = checked.work
     expected = expected_results(work, checked.grad_out)
     eager = eager_results(work, checked.grad_out)
-    names = {"forward": (0,), "query_gradient": (1,), "key_gradient": (2, 3), "reduction": (1, 2, 3)}
+    names = {"forward": (0,), "query_gradient": (1,), "key_gradient": (2, 3)}
     for mine, index in zip(checked.launch(candidate), names[candidate.kernel], strict=True):
         error = float((mine.double() - expected[index]).abs().max())
         allowed = _PASSED_ERROR * float((eager[index].double() - expected[index]).abs().max())
@@ -213,7 +249,7 @@ def inputs(dim: int, length: int, batch: int) -> Inputs:
     return Inputs(work, grad_out, out, lse, output_products(work, out, grad_out))
 
 
-def measure(passed: list[Candidate], length: int, rounds: int) -> Iterator[Row]:
+def measure(passed: list[Candidate], length: int, rounds: int, origin: Origin) -> Iterator[Row]:
     """Medians of `rounds` times, one of each candidate in turn, L2 filled with something else before each."""
     if not passed:
         return
@@ -230,10 +266,10 @@ def measure(passed: list[Candidate], length: int, rounds: int) -> Iterator[Row]:
     for candidate, samples in times.items():
         ms = statistics.median(samples)
         tflops = _PRODUCTS[candidate.kernel] * forward_flop / ms / 1e9
-        gpu = torch.cuda.get_device_name()
         yield Row(
-            candidate.kernel, dim, **asdict(candidate.tiles), length=length, ms=ms, tflops=tflops, gpu=gpu
-        )
+            candidate.kernel, dim, **asdict(candidate.tiles), length=length, ms=ms, tflops=tflops,
+            gpu=torch.cuda.get_device_name(), **asdict(origin),
+        )  # fmt: skip
 
 
 def timed(launch: Callable[[], object], flushed: torch.Tensor) -> float:
@@ -249,7 +285,7 @@ def timed(launch: Callable[[], object], flushed: torch.Tensor) -> float:
 
 
 def summary(rows: list[Row]) -> Iterator[str]:
-    """The three fastest of each kernel and head dimension, with TFLOP/s at each length."""
+    """The three fastest of each kernel and head dimension over all lengths, and the fastest at each."""
     for kernel, dim in _CANDIDATES:
         by_tiles: dict[Tiles, list[Row]] = {}
         for row in rows:
@@ -260,6 +296,10 @@ def summary(rows: list[Row]) -> Iterator[str]:
         for tiles, measured in ranked[:3]:
             speeds = ", ".join(f"{row.length}: {row.tflops:.0f}" for row in measured)
             yield f"{kernel} D{dim} {tiles}: TFLOP/s {speeds}"
+        for rows_of_length in zip(*by_tiles.values(), strict=True):
+            best = min(rows_of_length, key=lambda row: row.ms)
+            shape = (best.block_m, best.block_n, best.num_warps, best.num_stages)
+            yield f"    {best.length}: {shape} {best.tflops:.0f}"
 
 
 def write(path: Path, rows: list[Row]) -> None:

@@ -181,21 +181,31 @@ def read_tile(
     ROWS: tl.constexpr,
     DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    MASKED: tl.constexpr,
-    PACKED: tl.constexpr,
+    CUT: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
 ):
     """Rows first … of a sequence, by descriptor (`tiles`) or by pointer (`base`, the sequence's first row).
 
-    A descriptor knows where a batch entry ends, not where a packed sequence does, so that tiles that may
-    hold rows of the next sequence are read by pointer: zero weights times its NaN would be NaN.
+    CUT: some rows may lie beyond the last one; they are zeros, and read by pointer.
     """
-    if DESCRIPTORS and not (MASKED and PACKED):
+    if CUT:
+        return read_rows(base, first, length, stride, ROWS, DIM, BLOCK_D)
+    if DESCRIPTORS:
         place = [batch.to(tl.int32), head, start.to(tl.int32) + first, 0]
         return tiles.load(place).reshape(ROWS, BLOCK_D)
-    if MASKED:
-        return read_rows(base, first, length, stride, ROWS, DIM, BLOCK_D)
     return read_whole_rows(base, first, stride, ROWS, DIM, BLOCK_D)
+
+
+@triton.jit
+def rows_in_one_loop(length, ROWS: tl.constexpr, PACKED: tl.constexpr, DESCRIPTORS: tl.constexpr):
+    """Up to which row the tiles of a sequence need no CUT in `read_tile`.
+
+    A descriptor knows where a batch entry ends and gives zeros beyond. It does not know where a packed
+    sequence does: zero weights times NaN of the next one would be NaN.
+    """
+    if DESCRIPTORS and not PACKED:
+        return length
+    return length // ROWS * ROWS
 
 
 @triton.jit

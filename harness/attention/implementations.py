@@ -31,22 +31,21 @@ def attend_with(impl: str, shape: Shape, device: str) -> Attend:
     return _DENSE[impl](shape, device)
 
 
-def _triton(shape: Shape, _device: str, deterministic: bool) -> Attend:
+def _triton(shape: Shape, _device: str) -> Attend:
     from engine.kernels.attention import attention
 
-    return partial(attention, causal=shape.causal, deterministic=deterministic)
+    return partial(attention, causal=shape.causal)
 
 
-def _triton_packed(shape: Shape, device: str, deterministic: bool) -> Attend:
+def _triton_packed(shape: Shape, device: str) -> Attend:
     from engine.kernels.attention import packed_attention
 
     offsets = _offsets(shape, device)
 
     def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return packed_attention(
-            query, key, value, offsets, offsets, shape.seq, shape.seq,
-            causal=shape.causal, deterministic=deterministic,
-        )  # fmt: skip
+            query, key, value, offsets, offsets, shape.seq, shape.seq, causal=shape.causal
+        )
 
     return attend
 
@@ -124,8 +123,7 @@ def _offsets(shape: Shape, device: str) -> Tensor:
 
 
 _DENSE: dict[str, Callable[[Shape, str], Attend]] = {
-    "triton": partial(_triton, deterministic=True),
-    "triton_reductions": partial(_triton, deterministic=False),
+    "triton": _triton,
     "sdpa_flash": partial(_sdpa, backend=SDPBackend.FLASH_ATTENTION),
     "sdpa_cudnn": partial(_sdpa, backend=SDPBackend.CUDNN_ATTENTION),
     "flex": _flex,
@@ -134,8 +132,4 @@ _DENSE: dict[str, Callable[[Shape, str], Attend]] = {
     "naive": partial(_naive, compiled=False),
     "reference": _reference,
 }
-_PACKED: dict[str, Callable[[Shape, str], Attend]] = {
-    "triton": partial(_triton_packed, deterministic=True),
-    "triton_reductions": partial(_triton_packed, deterministic=False),
-    "varlen": _varlen,
-}
+_PACKED: dict[str, Callable[[Shape, str], Attend]] = {"triton": _triton_packed, "varlen": _varlen}

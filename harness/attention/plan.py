@@ -18,14 +18,14 @@ from harness.store import sha256_of
 
 STAGE_FILE = STAGES / "kernels" / "attention.toml"
 ImplementationName = Literal[
-    "triton", "triton_reductions", "sdpa_flash", "sdpa_cudnn", "flex", "varlen", "compiled_naive", "naive",
+    "triton", "triton_fused", "sdpa_flash", "sdpa_cudnn", "flex", "varlen", "compiled_naive", "naive",
     "reference",
 ]  # fmt: skip
-"""triton: our kernels, run-to-run identical; triton_reductions: their other backward; reference: plain
-PyTorch of engine/kernels; varlen: torch.nn.attention.varlen."""
+"""triton: our kernels; triton_fused: our decode step with rotation and KV write; reference: plain PyTorch of
+engine/kernels; varlen: torch.nn.attention.varlen."""
 IMPLEMENTATIONS = get_args(ImplementationName)
-OURS = ("triton", "triton_reductions")
-BACKWARD_ONLY = "triton_reductions"
+OURS = ("triton", "triton_fused")
+DECODING = ("triton", "triton_fused", "reference")
 Positive = Annotated[int, Field(ge=1)]
 
 
@@ -127,8 +127,8 @@ class DecodeSweep(_Sweep):
     @field_validator("implementations")
     @classmethod
     def _decodes(cls, implementations: tuple[str, ...]) -> tuple[str, ...]:
-        if other := [name for name in implementations if name not in ("triton", "reference")]:
-            raise ValueError(f"{', '.join(other)} cannot decode; triton and reference can")
+        if other := [name for name in implementations if name not in DECODING]:
+            raise ValueError(f"{', '.join(other)} cannot decode; {', '.join(DECODING)} can")
         return implementations
 
     def blocks(self) -> Iterator[Block]:
@@ -141,8 +141,7 @@ class DecodeSweep(_Sweep):
 
 
 def _both(case: str, impl: str, shape: Shape) -> list[Cell]:
-    directions: tuple[Direction, ...] = ("backward",) if impl == BACKWARD_ONLY else ("forward", "backward")
-    return [Cell(case, impl, direction, shape) for direction in directions]
+    return [Cell(case, impl, "forward", shape), Cell(case, impl, "backward", shape)]
 
 
 Sweep = Annotated[DenseSweep | PackedSweep | DecodeSweep, Field(discriminator="kind")]

@@ -44,11 +44,14 @@ def test_a_name_stands_for_one_shape_and_no_cell_stands_twice():
         assert shapes.setdefault(cell.case, cell.shape) == cell.shape
 
 
-def test_the_other_backward_has_no_forward_of_its_own():
-    directions = {
-        cell.direction for b in PLAN.blocks() for cell in b.cells if cell.impl == "triton_reductions"
-    }
-    assert directions == {"backward"}
+def test_the_fused_step_is_measured_wherever_the_other_is():
+    decode = {(cell.case, cell.impl) for b in PLAN.blocks() for cell in b.cells if cell.direction == "decode"}
+    cases = {impl: {case for case, other in decode if other == impl} for impl in ("triton", "triton_fused")}
+    assert len(cases["triton"]) == 13
+    assert cases["triton_fused"] == cases["triton"]
+    assert not any(
+        c.impl == "triton_fused" for b in PLAN.blocks() for c in b.cells if c.direction != "decode"
+    )
 
 
 @pytest.mark.parametrize(("warm_ms", "samples"), [(0.5, 20), (8, 10), (500, 4), (0, 20)])
@@ -66,7 +69,7 @@ def test_long_runs_are_sampled_less_often(warm_ms, samples):
             "head_dims = [128, 64]",
             "sweep causal needs either hidden or",
         ),
-        ('["triton", "reference"]\nonly', '["triton", "flex"]\nonly', "flex cannot decode"),
+        ('["triton", "triton_fused", "reference"]\nonly', '["triton", "flex"]\nonly', "flex cannot decode"),
         ("least_samples = 4, ", "", "least_samples: Field required"),
     ],
 )

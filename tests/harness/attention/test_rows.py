@@ -48,7 +48,7 @@ def test_what_ran_out_of_memory_is_a_row_without_time():
     [
         ("triton", 0.018, ""),
         ("triton", 0.0181, "error: 0.0181 > 1.5 x 0.012 of eager attention"),
-        ("triton_reductions", float("nan"), "error: nan > 1.5 x 0.012 of eager attention"),
+        ("triton_fused", float("nan"), "error: nan > 1.5 x 0.012 of eager attention"),
         ("flex", 0.5, ""),
         ("flex", float("nan"), "error: not a number"),
     ],

@@ -43,19 +43,17 @@ def with_gradients(operation: Operation, tensors: Tensors, grad_out: torch.Tenso
     return out.detach(), *torch.autograd.grad(out, leaves, grad_out)
 
 
-def dense(causal: bool, deterministic: bool, scale: float) -> Operation:
-    return lambda q, k, v: attention_triton(q, k, v, causal=causal, scale=scale, deterministic=deterministic)
+def dense(causal: bool, scale: float) -> Operation:
+    return lambda q, k, v: attention_triton(q, k, v, causal=causal, scale=scale)
 
 
-def check_dense(
-    tensors: Tensors, causal: bool, deterministic: bool, grad_out: torch.Tensor | None = None
-) -> None:
+def check_dense(tensors: Tensors, causal: bool, grad_out: torch.Tensor | None = None) -> None:
     """Result and gradients are as exact as those of eager code in the same dtype."""
     query = tensors[0]
     grad_out = (
         torch.randn_like(query, memory_format=torch.contiguous_format) if grad_out is None else grad_out
     )
-    ours = with_gradients(dense(causal, deterministic, query.shape[-1] ** -0.5), tensors, grad_out)
+    ours = with_gradients(dense(causal, query.shape[-1] ** -0.5), tensors, grad_out)
 
     def reference(*qkv: torch.Tensor) -> torch.Tensor:
         return attention_reference(*qkv, causal=causal)
@@ -63,9 +61,7 @@ def check_dense(
     assert_all_as_exact(ours, reference, tensors, grad_out)
 
 
-def check_packed(
-    place: Place, rows: list[int], keys: list[int], shape: Shape, causal: bool, deterministic: bool
-) -> None:
+def check_packed(place: Place, rows: list[int], keys: list[int], shape: Shape, causal: bool) -> None:
     """As check_dense, of sequences of these numbers of rows and keys; of `shape` only heads and dim count."""
     tensors = tuple(
         x[0] for x in inputs(place, Shape(sum(rows), sum(keys), shape.heads, shape.kv_heads, shape.dim))
@@ -74,9 +70,7 @@ def check_packed(
     scale = shape.dim**-0.5
 
     def kernel(*qkv: torch.Tensor) -> torch.Tensor:
-        return packed_attention_triton(
-            *qkv, *packing, causal=causal, scale=scale, deterministic=deterministic
-        )
+        return packed_attention_triton(*qkv, *packing, causal=causal, scale=scale)
 
     def reference(*qkv: torch.Tensor) -> torch.Tensor:
         return packed_attention_reference(*qkv, *packing, causal=causal)

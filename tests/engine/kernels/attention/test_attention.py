@@ -23,72 +23,67 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning"),
 ]
 
+# Few head dimensions and scales: on a device each is a compilation.
 SHAPES = [
     (Shape(1, 1), True),
     (Shape(17, 17, heads=3), True),
     (Shape(17, 17, heads=2, kv_heads=2), False),
-    (Shape(35, 35, heads=4, kv_heads=1, dim=128), True),
-    (Shape(17, 40, heads=8, kv_heads=1, dim=80), True),
-    (Shape(40, 17, heads=2, kv_heads=2, dim=96), True),
-    (Shape(20, 37, heads=3, dim=24), False),
+    (Shape(35, 35, heads=2, kv_heads=1, dim=128), True),
+    (Shape(17, 40, heads=3, kv_heads=1, dim=80), True),
+    (Shape(40, 17, heads=1, kv_heads=1, dim=80), True),
+    (Shape(20, 37, heads=2, dim=24), False),
     (Shape(40, 1, heads=1, batch=2, dim=16), True),
 ]
 LARGE_SHAPES = [
-    Shape(129, 129, heads=4, kv_heads=2, batch=2),
-    Shape(300, 450, heads=2, dim=128),
-    Shape(450, 300, heads=3, dim=64),
+    Shape(129, 129, heads=2),
+    Shape(70, 150, heads=1, dim=128),
+    Shape(150, 70, heads=1, dim=64),
 ]
 
 
-@pytest.mark.parametrize("deterministic", [True, False], ids=["deterministic", "reductions"])
 @pytest.mark.parametrize(("shape", "causal"), SHAPES)
-def test_as_exact_as_eager_code(place: Place, shape: Shape, causal: bool, deterministic: bool) -> None:
-    check_dense(inputs(place, shape), causal, deterministic)
+def test_as_exact_as_eager_code(place: Place, shape: Shape, causal: bool) -> None:
+    check_dense(inputs(place, shape), causal)
 
 
-@pytest.mark.parametrize("deterministic", [True, False], ids=["deterministic", "reductions"])
 @pytest.mark.parametrize("shape", LARGE_SHAPES)
-def test_several_tiles(place: Place, shape: Shape, deterministic: bool) -> None:
+def test_several_tiles(place: Place, shape: Shape) -> None:
     """In fp16 the tiles are those of the tensor cores: masked ones before, behind and beside whole ones."""
     if place.device == "cpu" and place.dtype != torch.float16:
         pytest.skip("small tiles of exact products are covered above, and take long to interpret")
-    check_dense(inputs(place, shape), causal=True, deterministic=deterministic)
+    check_dense(inputs(place, shape), causal=True)
 
 
-@pytest.mark.parametrize(("causal", "deterministic"), [(True, True), (True, False), (False, True)])
-def test_packed_with_empty_sequences(place: Place, causal: bool, deterministic: bool) -> None:
-    rows, keys = [0, 19, 1, 20, 7, 0, 5], [3, 19, 33, 17, 0, 0, 6]
-    check_packed(place, rows, keys, Shape(0, 0, heads=2, dim=64), causal, deterministic)
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
+def test_packed_with_empty_sequences(place: Place, causal: bool) -> None:
+    rows, keys = [0, 19, 1, 20, 7, 0], [3, 19, 33, 17, 0, 0]
+    check_packed(place, rows, keys, Shape(0, 0, heads=1, dim=64), causal)
 
 
 def test_packed_tiles_end_where_the_sequence_ends(place: Place) -> None:
     if place.device == "cpu" and place.dtype != torch.float16:
         pytest.skip("takes long to interpret")
-    for deterministic in (True, False):
-        check_packed(place, [140, 70, 128], [140, 270, 128], Shape(0, 0, dim=64), True, deterministic)
+    check_packed(place, [70, 30, 64], [70, 150, 64], Shape(0, 0, heads=1, dim=64), True)
 
 
-@pytest.mark.parametrize("deterministic", [True, False], ids=["deterministic", "reductions"])
-def test_outputs_and_scratch_are_written_whole(
-    place: Place, deterministic: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_outputs_are_written_whole(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever lies in fresh memory: here NaN."""
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", lambda *size, **options: empty(*size, **options).fill_(float("nan")))
-    check_dense(inputs(place, Shape(37, 20, heads=2, dim=80)), causal=True, deterministic=deterministic)
-    check_packed(place, [0, 9, 4], [5, 2, 0], Shape(0, 0, heads=2, dim=24), True, deterministic)
+    check_dense(inputs(place, Shape(37, 20, heads=2, dim=80)), causal=True)
+    check_packed(place, [0, 9, 4], [5, 2, 0], Shape(0, 0, heads=2, dim=16), True)
 
 
 @pytest.mark.parametrize("scale", [1e3, 1e-3])
 def test_large_and_small_scores(place: Place, scale: float) -> None:
-    query, key, value = inputs(place, Shape(20, 20, dim=32))
+    query, key, value = inputs(place, Shape(20, 20, dim=16))
     out = attention_triton(query, key, value, causal=True, scale=scale)
     exact = attention_reference(query.double(), key.double(), value.double(), causal=True, scale=scale)
     torch.testing.assert_close(out.double(), exact, rtol=0, atol=0.02 if place.dtype.itemsize == 2 else 2e-3)
 
 
 def test_keys_of_infinite_score_below_zero_count_nothing(place: Place) -> None:
-    query, key, value = (x.abs() for x in inputs(place, Shape(5, 40, dim=32)))
+    query, key, value = (x.abs() for x in inputs(place, Shape(5, 40, dim=16)))
     key[:, :33] = float("-inf")
     out = attention_triton(query, key, value, causal=False, scale=1.0)
     rest = attention_reference(query, key[:, 33:], value[:, 33:], causal=False, scale=1.0)
@@ -96,11 +91,11 @@ def test_keys_of_infinite_score_below_zero_count_nothing(place: Place) -> None:
 
 
 def test_logarithms_of_sums(place: Place) -> None:
-    shape = Shape(30, 20, heads=4, kv_heads=2, dim=32, batch=2)
+    shape = Shape(30, 20, heads=4, kv_heads=2, dim=16, batch=2)
     query, key, value = inputs(place, shape)
     out, lse = forward(query, key, value, causal=True)
     keys = key.double().repeat_interleave(2, dim=2).transpose(1, 2)
-    scores = query.double().transpose(1, 2) @ keys.transpose(-1, -2) / 32**0.5
+    scores = query.double().transpose(1, 2) @ keys.transpose(-1, -2) / 16**0.5
     hidden = torch.ones(30, 20, dtype=torch.bool, device=place.device).triu(20 - 30 + 1)
     exact = scores.masked_fill(hidden, float("-inf")).logsumexp(dim=-1)
     assert (lse[..., :10] == float("-inf")).all()
@@ -114,37 +109,35 @@ def test_logarithms_of_sums(place: Place) -> None:
 
 
 def test_gradients_are_the_same_bits_twice(place: Place) -> None:
-    tensors = inputs(place, Shape(35, 35, heads=2, dim=64))
+    tensors = inputs(place, Shape(35, 35, heads=1, dim=64))
     grad_out = torch.randn_like(tensors[0])
-    first = with_gradients(dense(True, True, 0.125), tensors, grad_out)
-    second = with_gradients(dense(True, True, 0.125), tensors, grad_out)
+    first = with_gradients(dense(True, 0.125), tensors, grad_out)
+    second = with_gradients(dense(True, 0.125), tensors, grad_out)
     assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
 
 
 def test_batch_mates_change_no_bit(place: Place) -> None:
-    tensors = inputs(place, Shape(20, 20, heads=2, dim=64, batch=2))
+    tensors = inputs(place, Shape(20, 20, heads=1, dim=64, batch=2))
     grad_out = torch.randn_like(tensors[0])
-    both = with_gradients(dense(True, True, 0.125), tensors, grad_out)
-    alone = with_gradients(dense(True, True, 0.125), tuple(x[:1] for x in tensors), grad_out[:1])
+    both = with_gradients(dense(True, 0.125), tensors, grad_out)
+    alone = with_gradients(dense(True, 0.125), tuple(x[:1] for x in tensors), grad_out[:1])
     assert all(torch.equal(one, other[:1]) for one, other in zip(alone, both, strict=True))
 
 
-@pytest.mark.parametrize("deterministic", [True, False], ids=["deterministic", "reductions"])
-@pytest.mark.parametrize(("rows", "keys"), [(4, 7), (18, 4)])
-def test_gradcheck(interpreted: None, rows: int, keys: int, deterministic: bool) -> None:
-    tensors = inputs(Place("cpu", torch.float64), Shape(rows, keys, heads=2, dim=2))
+@pytest.mark.parametrize(("rows", "keys"), [(3, 5), (17, 2)])
+def test_gradcheck(interpreted: None, rows: int, keys: int) -> None:
+    tensors = inputs(Place("cpu", torch.float64), Shape(rows, keys, heads=1, dim=2))
     leaves = [x.requires_grad_() for x in tensors]
-    operation = dense(True, deterministic, 0.7)
+    operation = dense(True, 0.7)
     assert torch.autograd.gradcheck(operation, leaves, fast_mode=True)
 
 
 @pytest.mark.parametrize("rows", [0, 3])
 def test_no_keys_and_no_rows(place: Place, rows: int) -> None:
-    tensors = inputs(place, Shape(rows, 3 - rows, dim=32))
-    for deterministic in (True, False):
-        results = with_gradients(dense(True, deterministic, 1.0), tensors, torch.ones_like(tensors[0]))
-        assert [x.shape for x in results] == [tensors[0].shape, *(x.shape for x in tensors)]
-        assert all((x == 0).all() for x in results)
+    tensors = inputs(place, Shape(rows, 3 - rows, dim=16))
+    results = with_gradients(dense(True, 0.25), tensors, torch.ones_like(tensors[0]))
+    assert [x.shape for x in results] == [tensors[0].shape, *(x.shape for x in tensors)]
+    assert all((x == 0).all() for x in results)
 
 
 def test_fake_kernels_tell_the_truth(interpreted: None) -> None:
@@ -153,7 +146,7 @@ def test_fake_kernels_tell_the_truth(interpreted: None) -> None:
     leaves = tuple(x.transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for x in tensors)
     torch.library.opcheck(
         torch.ops.llm_ladder.attention_forward,
-        (*leaves, None, None, 0, 0, True, 0.25, True),
+        (*leaves, None, None, 0, 0, True, 0.25),
         test_utils=("test_autograd_registration", "test_faketensor"),
     )
 

@@ -26,20 +26,19 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning"),
     pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning"),
 ]
-BOTH = pytest.mark.parametrize("deterministic", [True, False], ids=["deterministic", "reductions"])
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 
 def test_1_no_finite_value_stands_for_a_mask(place: Place) -> None:
     """Real scores of -6e4 and below are no masks, and rows without keys are no NaN (flashinfer#4401)."""
     query, key, value = inputs(place, Shape(40, 37, dim=16))
-    query[..., 0], key[..., 0] = -300, 300
-    out = attention_triton(query, key, value, causal=True, scale=1.0)
-    exact = attention_reference(query.double(), key.double(), value.double(), causal=True, scale=1.0)
+    query[..., 0], key[..., 0] = -600, 600
+    out = attention_triton(query, key, value, causal=True, scale=0.25)
+    exact = attention_reference(query.double(), key.double(), value.double(), causal=True, scale=0.25)
     assert (out[:, :3] == 0).all()
     torch.testing.assert_close(out[:, 3].double(), exact[:, 3], rtol=1e-2, atol=1e-2)
     assert out.isfinite().all()
-    weights_of_later_rows = attention_triton(query, key, torch.ones_like(value), causal=True, scale=1.0)[
+    weights_of_later_rows = attention_triton(query, key, torch.ones_like(value), causal=True, scale=0.25)[
         :, 3:
     ]
     torch.testing.assert_close(
@@ -47,28 +46,24 @@ def test_1_no_finite_value_stands_for_a_mask(place: Place) -> None:
     )
 
 
-@BOTH
-def test_2_weights_are_zero_where_masked_also_when_the_exponential_overflows(
-    place: Place, deterministic: bool
-) -> None:
+def test_2_weights_are_zero_where_masked_also_when_the_exponential_overflows(place: Place) -> None:
     """Hidden scores far above a row's sum would be inf, and inf · 0 NaN (flash-attention#1947)."""
     tensors = inputs(place, Shape(20, 18, dim=16))
-    tensors[0][..., 0] = 20
+    tensors[0][..., 0] = 40
     tensors[1][..., 0] = torch.linspace(-30, 30, 18)[:, None]  # later keys have far higher scores
     grad_out = torch.randn_like(tensors[0])
-    for part in with_gradients(dense(True, deterministic, 0.5), tensors, grad_out):
+    for part in with_gradients(dense(True, 0.25), tensors, grad_out):
         assert part.isfinite().all()
-    check_packed(place, [20, 5], [7, 5], Shape(0, 0, dim=16), True, deterministic)
+    check_packed(place, [20, 5], [7, 5], Shape(0, 0, dim=16), True)
 
 
-@BOTH
 def test_3_no_row_beyond_a_sequence_is_read_from_scratch(
-    place: Place, deterministic: bool, monkeypatch: pytest.MonkeyPatch
+    place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Logarithms and Delta behind the last row are whatever memory holds (tilelang#2461)."""
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", lambda *size, **options: empty(*size, **options).fill_(float("nan")))
-    check_packed(place, [17, 3], [17, 5], Shape(0, 0, heads=6, kv_heads=2, dim=16), True, deterministic)
+    check_packed(place, [17, 3], [17, 5], Shape(0, 0, heads=2, kv_heads=1, dim=16), True)
 
 
 def _far_apart(rows: int, heads: int, dim: int, row_stride: int) -> torch.Tensor:
@@ -80,19 +75,17 @@ def _far_apart(rows: int, heads: int, dim: int, row_stride: int) -> torch.Tensor
 
 @pytest.mark.gpu
 @NEEDS_GPU
-@BOTH
-def test_4_row_times_stride_passes_31_bits(deterministic: bool) -> None:
+def test_4_row_times_stride_passes_31_bits() -> None:
     """Views of fused projections of 100,000 tokens (SageAttention#386)."""
     torch.manual_seed(0)
     tensors = tuple(_far_apart(300, 2, 64, 1 << 23) for _ in range(3))
     grad_out = _far_apart(300, 2, 64, 1 << 23)
-    check_dense(tensors, causal=True, deterministic=deterministic, grad_out=grad_out)
+    check_dense(tensors, causal=True, grad_out=grad_out)
 
 
 @pytest.mark.gpu
 @NEEDS_GPU
-@BOTH
-def test_5_offset_times_stride_passes_31_bits(deterministic: bool) -> None:
+def test_5_offset_times_stride_passes_31_bits() -> None:
     """Packed sequences that begin past 2^31 elements (sglang#20389)."""
     torch.manual_seed(0)
     rows = 300_000
@@ -104,9 +97,7 @@ def test_5_offset_times_stride_passes_31_bits(deterministic: bool) -> None:
     grad_out = torch.randn_like(tensors[0])
 
     def kernel(*qkv: torch.Tensor) -> torch.Tensor:
-        out = packed_attention_triton(
-            *qkv, cut, cut, rows, rows, causal=True, scale=0.125, deterministic=deterministic
-        )
+        out = packed_attention_triton(*qkv, cut, cut, rows, rows, causal=True, scale=0.125)
         return out[-70:]
 
     ours = with_gradients(kernel, tensors, grad_out[-70:])
@@ -118,17 +109,13 @@ def test_5_offset_times_stride_passes_31_bits(deterministic: bool) -> None:
     assert_all_as_exact(tuple(x[None, -70:] for x in ours), reference, tails, grad_out[None, -70:])
 
 
-@BOTH
-@pytest.mark.parametrize(("heads", "kv_heads"), [(6, 2), (6, 3), (8, 2)])
-def test_6_each_query_head_has_its_kv_head(
-    place: Place, heads: int, kv_heads: int, deterministic: bool
-) -> None:
+@pytest.mark.parametrize(("heads", "kv_heads"), [(6, 2), (6, 3)])
+def test_6_each_query_head_has_its_kv_head(place: Place, heads: int, kv_heads: int) -> None:
     """Groups of another size than the number of KV heads (native-sparse-attention-triton#27)."""
-    check_dense(inputs(place, Shape(9, 9, heads, kv_heads, dim=16)), causal=True, deterministic=deterministic)
+    check_dense(inputs(place, Shape(9, 9, heads, kv_heads, dim=16)), causal=True)
 
 
-@BOTH
-def test_7_gradients_of_any_strides(place: Place, deterministic: bool) -> None:
+def test_7_gradients_of_any_strides(place: Place) -> None:
     """dO transposed, sliced and broadcast (flash-attention#355, fla#871)."""
     shape = Shape(9, 9, heads=3, kv_heads=3, dim=16)
     tensors = inputs(place, shape)
@@ -137,48 +124,46 @@ def test_7_gradients_of_any_strides(place: Place, deterministic: bool) -> None:
         place.normal(1, 9, 3, 32)[..., ::2],
         place.normal(1, 1, 3, 16).expand(1, 9, 3, 16),
     ):
-        check_dense(tensors, True, deterministic, grad_out)
+        check_dense(tensors, True, grad_out)
 
 
 def test_7_gradients_of_a_sum(place: Place) -> None:
     """One number for all of dO: the same bits as its copies side by side."""
     tensors = inputs(place, Shape(9, 9, heads=3, kv_heads=3, dim=16))
     one = torch.full((), 0.3, dtype=place.dtype, device=place.device).expand(1, 9, 3, 16)
-    operation = dense(True, True, 0.25)
+    operation = dense(True, 0.25)
     apart = with_gradients(operation, tensors, one)
     copied = with_gradients(operation, tensors, one.contiguous())
     assert all(torch.equal(mine, other) for mine, other in zip(apart, copied, strict=True))
 
 
-@BOTH
-def test_8_inputs_of_any_strides(place: Place, deterministic: bool) -> None:
+def test_8_inputs_of_any_strides(place: Place) -> None:
     """Slices of one projection, transposed heads, a broadcast value, columns apart (pytorch#146377)."""
-    fused = place.normal(2, 20, 6, 32)
-    transposed = place.normal(2, 6, 20, 32).transpose(1, 2)
-    apart = place.normal(2, 20, 2, 64)[..., ::2]
-    broadcast = place.normal(1, 20, 1, 32).expand(2, 20, 2, 32)
-    check_dense(fused.split([2, 2, 2], dim=2), True, deterministic)
-    check_dense((transposed[:, :, :4], transposed[:, :, 4:], broadcast), True, deterministic)
-    check_dense((fused[:, ::2, :4], apart, broadcast), True, deterministic)
+    fused = place.normal(2, 17, 4, 16)
+    transposed = place.normal(2, 4, 17, 16).transpose(1, 2)
+    apart = place.normal(2, 17, 1, 32)[..., ::2]
+    broadcast = place.normal(1, 17, 1, 16).expand(2, 17, 1, 16)
+    check_dense(fused.split([2, 1, 1], dim=2), True)
+    check_dense((transposed[:, :, :2], transposed[:, :, 2:3], broadcast), True)
+    check_dense((fused[:, ::2, :2], apart, broadcast), True)
 
 
 @pytest.mark.gpu
 @NEEDS_GPU
-@BOTH
-def test_9_gradients_still_being_written_are_waited_for(deterministic: bool) -> None:
+def test_9_gradients_still_being_written_are_waited_for() -> None:
     """dO that a long kernel finishes just before is read whole (flash-attention#2481)."""
     torch.manual_seed(0)
     place = Place("cuda", torch.bfloat16)
     tensors = inputs(place, Shape(512, 512, heads=16, kv_heads=16))
     left, right = place.normal(512, 8192), place.normal(8192, 16 * 64)
-    operation = dense(True, deterministic, 0.125)
+    operation = dense(True, 0.125)
     expected = with_gradients(operation, tensors, (left @ right).view(1, 512, 16, 64))
     for _ in range(20):
         grad_out = torch.full((1, 512, 16, 64), float("nan"), dtype=torch.bfloat16, device="cuda")
         torch.cuda.synchronize()
         torch.mm(left, right, out=grad_out.view(512, 16 * 64))
         for mine, true in zip(with_gradients(operation, tensors, grad_out), expected, strict=True):
-            torch.testing.assert_close(mine, true, rtol=2e-2, atol=2e-2 if deterministic is False else 0)
+            torch.testing.assert_close(mine, true, rtol=2e-2, atol=0)
 
 
 def test_10_causal_is_aligned_at_the_bottom_right(place: Place) -> None:
@@ -192,22 +177,19 @@ def test_10_causal_is_aligned_at_the_bottom_right(place: Place) -> None:
         torch.testing.assert_close(out[:, row : row + 1], alone, rtol=2e-3, atol=2e-3)
 
 
-@BOTH
 @pytest.mark.parametrize("rows", [20, 130])
-def test_11_nothing_of_other_sequences_is_read(place: Place, rows: int, deterministic: bool) -> None:
+def test_11_nothing_of_other_sequences_is_read(place: Place, rows: int) -> None:
     """NaN in the sequences before and behind changes no bit (vllm#47305)."""
-    if place.device == "cpu" and place.dtype == torch.float32 and rows > 20:
-        pytest.skip("takes long to interpret")
-    lengths = [3, rows, 40]
+    if place.device == "cpu" and (place.dtype == torch.float32) == (rows > 20):
+        pytest.skip("takes long to interpret: small tiles for few rows, large ones for many")
+    lengths = [3, rows, 10]
     cut = offsets(place, lengths)
     mine = slice(3, 3 + rows)
-    tensors = tuple(x[0] for x in inputs(place, Shape(sum(lengths), sum(lengths), dim=16)))
+    tensors = tuple(x[0] for x in inputs(place, Shape(sum(lengths), sum(lengths), heads=1, dim=16)))
     grad_out = torch.randn_like(tensors[0])
 
     def kernel(*qkv: torch.Tensor) -> torch.Tensor:
-        return packed_attention_triton(
-            *qkv, cut, cut, rows, rows, causal=True, scale=0.25, deterministic=deterministic
-        )
+        return packed_attention_triton(*qkv, cut, cut, rows, rows, causal=True, scale=0.25)
 
     def spoilt(x: torch.Tensor) -> torch.Tensor:
         y = torch.full_like(x, float("nan"))
@@ -217,7 +199,4 @@ def test_11_nothing_of_other_sequences_is_read(place: Place, rows: int, determin
     clean = with_gradients(kernel, tensors, grad_out)
     beside = with_gradients(kernel, tuple(spoilt(x) for x in tensors), spoilt(grad_out))
     for expected, got in zip(clean, beside, strict=True):
-        if deterministic or place.device == "cpu":
-            assert torch.equal(expected[mine], got[mine])
-        else:
-            torch.testing.assert_close(expected[mine], got[mine], rtol=2e-2, atol=2e-2)
+        assert torch.equal(expected[mine], got[mine])
