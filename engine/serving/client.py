@@ -12,18 +12,13 @@ from typing import Any
 
 from engine.config import ConfigError
 from engine.serving import link
+from engine.serving.news import News
 from engine.serving.request import Finish, SamplingParams, TokenLogprobs
-from engine.serving.request import Update as EngineUpdate
 from engine.serving.startup import EngineOptions
 
 STOP_SECONDS = 10
-_FINISH_NAMES = {
-    Finish.NOT_YET: None,
-    Finish.STOP: "stop",
-    Finish.LENGTH: "length",
-    Finish.CANCELLED: "cancelled",
-    Finish.BROKEN: "error",
-}
+# By Finish.
+_FINISH_NAMES = (None, "stop", "length", "cancelled", "error")
 
 
 @dataclass(slots=True)
@@ -143,9 +138,8 @@ class EngineClient(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         for kind, body in link.joined(self._reader.feed(data)):
             if kind in (link.STEP, link.STEP_WITH_LOGPROBS):
-                updates, self.stats = body
-                for update in updates:
-                    self._tell_step(update)
+                news, self.stats = body
+                self._tell_step(news)
             elif kind == link.REFUSED:
                 self._tell(body[0], Update([], "refused", body[1]))
             elif kind == link.READY:
@@ -171,13 +165,15 @@ class EngineClient(asyncio.Protocol):
         for request_id in list(self._listeners):
             self._tell(request_id, Update([], "error", reason))
 
-    def _tell_step(self, news: EngineUpdate) -> None:
-        error = "the model's logits were not finite" if news.finish is Finish.BROKEN else None
-        finish = _FINISH_NAMES[news.finish]
-        self._tell(
-            news.request_id,
-            Update(news.token_ids, finish, error, news.cached_tokens, news.logprobs, news.prompt_logprobs),
-        )
+    def _tell_step(self, news: News) -> None:
+        for request_id, token_ids, finish, cached in news.rows():
+            update = Update(token_ids, _FINISH_NAMES[finish], None, cached)
+            if finish == Finish.BROKEN:
+                update.error = "the model's logits were not finite"
+            if news.logprobs or news.prompt_logprobs:
+                update.logprobs = news.logprobs.get(request_id, ())
+                update.prompt_logprobs = news.prompt_logprobs.get(request_id, ())
+            self._tell(request_id, update)
 
     def _tell(self, request_id: int, update: Update) -> None:
         listener = self._listeners.get(request_id)

@@ -1,8 +1,11 @@
 """The engine step: schedule, run, postprocess."""
 
+import numpy as np
+
 from engine.config import ConfigError, EngineConfig
 from engine.model.llama import Llama
-from engine.serving.request import Request, SamplingParams, Update
+from engine.serving.news import News
+from engine.serving.request import Request, SamplingParams
 from engine.serving.runner import Runner
 from engine.serving.scheduler import Scheduler
 from engine.serving.slot_row import MAX_LOGIT_BIAS, MAX_STOP_IDS
@@ -34,9 +37,8 @@ class Engine:
         self.check_request(prompt, params)
         max_length = len(prompt) + params.max_tokens
         stop_ids = self._stop_ids(params)
-        self.scheduler.add(
-            Request(request_id, list(prompt), params, stop_ids, max_length, priority, cache_salt)
-        )
+        tokens = np.array(prompt, np.int32)
+        self.scheduler.add(Request(request_id, tokens, params, stop_ids, max_length, priority, cache_salt))
 
     def check_request(self, prompt: list[int], params: SamplingParams) -> None:
         """Raise ConfigError, naming value and limit, for a request that can never run."""
@@ -45,8 +47,9 @@ class Engine:
         if not prompt:
             raise ConfigError("the prompt is empty; at least 1 token is needed")
         named = (*prompt, *(token for token, _ in params.logit_bias))
-        if bad := [token for token in named if not 0 <= token < self.vocab_size]:
-            raise ConfigError(f"token id {bad[0]} is outside the vocabulary of {self.vocab_size}")
+        if min(named) < 0 or max(named) >= self.vocab_size:
+            bad = next(token for token in named if not 0 <= token < self.vocab_size)
+            raise ConfigError(f"token id {bad} is outside the vocabulary of {self.vocab_size}")
         if max_length > self.config.max_model_len:
             raise ConfigError(
                 f"{len(prompt)} prompt tokens + max_tokens {params.max_tokens} = {max_length} exceed "
@@ -75,7 +78,7 @@ class Engine:
     def has_work(self) -> bool:
         return self.scheduler.has_work
 
-    def step(self) -> list[Update]:
+    def step(self) -> News:
         """Queue steps up to the configured depth, then apply the results of the oldest one."""
         while self._queued < self.config.queue_depth and (plan := self.scheduler.schedule()):
             self.runner.launch(plan)

@@ -1,24 +1,22 @@
 """Inputs of a gathered step: exact rows, and each sequence's history as a list of cache slots."""
 
+import numpy as np
 import torch
 
 from engine.model.batch import GatheredBatch
 from engine.serving.plan import Plan
-from engine.serving.step_inputs import sampled_slots
 from engine.serving.tables import Tables
 
 
 def gathered_inputs(tables: Tables, plan: Plan) -> tuple[GatheredBatch, torch.Tensor, torch.Tensor]:
     """The batch, which of its rows are sampled, and the slots those belong to."""
 
-    def ints(values: list[int]) -> torch.Tensor:
+    def ints(values: list[int] | np.ndarray) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=tables.device)
 
-    decoding = [decode.slot for decode in plan.decodes]
-    longest = max((decode.max_length for decode in plan.decodes), default=0)
-    *rows, history, visible = _decode_rows(tables, ints(decoding), longest)
+    *rows, history, visible = _decode_rows(tables, ints(plan.decodes), plan.longest_decode)
     tokens, all_positions, all_kv_slots = ([part] for part in rows)
-    chunks, sample_rows, row = [], list(range(len(decoding))), len(decoding)
+    chunks, sample_rows, row = [], list(range(len(plan.decodes))), len(plan.decodes)
     for chunk in plan.chunks:
         end = chunk.start + chunk.count
         chunk_history = _history(tables, tables.block_table[chunk.slot], end)
@@ -37,7 +35,7 @@ def gathered_inputs(tables: Tables, plan: Plan) -> tuple[GatheredBatch, torch.Te
         visible,
         tuple(chunks),
     )
-    return batch, ints(sample_rows), ints(sampled_slots(plan))
+    return batch, ints(sample_rows), ints(plan.sampled_slots)
 
 
 def _decode_rows(tables: Tables, slots: torch.Tensor, longest: int) -> tuple[torch.Tensor, ...]:

@@ -4,18 +4,21 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
+import numpy as np
+
 ROOT = 0
 Entry = int | str
 """What a block comes after: a published block's number, or where a chain starts, ROOT or a salt."""
+Key = tuple[Entry, bytes]
 
 
 class BlockPool:
     """Reference-counted KV blocks of `block_size` positions, with an index of reusable prefixes.
 
     Block 0 is never handed out and stays zero: what a row must not see is read from there. A full block
-    whose KV has been written is published under (the entry before it, its token ids): the key is compared
-    token for token, so that equal hashes cannot share KV. Blocks nobody holds keep their content until they
-    are reused, least recently released first; the last block of a sequence goes before the first.
+    whose KV has been written is published under (the entry before it, its token ids as int32): the key is
+    compared token for token, so that equal hashes cannot share KV. Blocks nobody holds keep their content
+    until they are reused, least recently released first; the last block of a sequence goes before the first.
     """
 
     def __init__(self, num_blocks: int, block_size: int, prefix_cache: bool) -> None:
@@ -24,8 +27,8 @@ class BlockPool:
         self.prefix_cache = prefix_cache
         self._references = [0] * num_blocks
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
-        self._index: dict[tuple[Entry, tuple[int, ...]], tuple[int, int]] = {}
-        self._key_of_block: dict[int, tuple[Entry, tuple[int, ...]]] = {}
+        self._index: dict[Key, tuple[int, int]] = {}
+        self._key_of_block: dict[int, Key] = {}
         self._next_entry = ROOT + 1
 
     @property
@@ -59,7 +62,7 @@ class BlockPool:
             if self._references[block] == 0:
                 self._free[block] = None
 
-    def match(self, tokens: Sequence[int], start: Entry = ROOT) -> tuple[list[int], Entry]:
+    def match(self, tokens: Sequence[int] | np.ndarray, start: Entry = ROOT) -> tuple[list[int], Entry]:
         """The longest published prefix of `tokens`: its blocks, each held once more, and the last entry.
 
         start: where the chain starts; chains of different starts share nothing. At least one token is left
@@ -67,8 +70,8 @@ class BlockPool:
         """
         blocks: list[int] = []
         entry = start
-        for at in range(0, len(tokens) - self.block_size, self.block_size):
-            found = self._index.get((entry, tuple(tokens[at : at + self.block_size])))
+        for content in self._contents(tokens)[: max(0, len(tokens) - 1) // self.block_size]:
+            found = self._index.get((entry, content))
             if found is None:
                 break
             block, entry = found
@@ -79,23 +82,28 @@ class BlockPool:
             self._references[block] += 1
         return blocks, entry
 
-    def publish(self, tokens: Sequence[int], blocks: Sequence[int], first: int, entry: Entry) -> Entry:
-        """Make blocks[first:] findable: full blocks of `tokens` whose KV is written, after `entry`.
+    def publish(self, tokens: Sequence[int] | np.ndarray, blocks: Sequence[int], entry: Entry) -> Entry:
+        """Make blocks findable that follow `entry`: full ones of `tokens`, whose KV is written.
 
         Returns the last entry, to go on from. Where equal content is known already, that one stays.
         """
         if not self.prefix_cache:
             return entry
-        for i in range(first, len(blocks)):
-            key = (entry, tuple(tokens[i * self.block_size : (i + 1) * self.block_size]))
+        for block, content in zip(blocks, self._contents(tokens), strict=True):
+            key = (entry, content)
             known = self._index.get(key)
             if known is None:
-                known = (blocks[i], self._next_entry)
+                known = (block, self._next_entry)
                 self._next_entry += 1
                 self._index[key] = known
-                self._key_of_block[blocks[i]] = key
+                self._key_of_block[block] = key
             entry = known[1]
         return entry
+
+    def _contents(self, tokens: Sequence[int] | np.ndarray) -> list[bytes]:
+        """The tokens of each full block."""
+        data, size = np.asarray(tokens, np.int32).tobytes(), 4 * self.block_size
+        return [data[at : at + size] for at in range(0, len(data) - size + 1, size)]
 
     def reset_prefix_cache(self) -> None:
         """Forget every published prefix; blocks in use stay in use."""

@@ -2,21 +2,25 @@
 
 A frame is a 4-byte little-endian length, one byte that names the kind, and the body. Orders to the engine
 are rare and pickled (both ends are this program, on a private socket); the news of a step is one packed
-array of int32, whatever the number of requests, unless log probabilities are among it.
+message of numbers, whatever the number of requests, unless log probabilities are among it.
 """
 
 import pickle
 import struct
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
-from engine.serving.request import Finish, SamplingParams, Update
+from engine.serving.news import News, merged
+from engine.serving.request import SamplingParams
 
 _HEADER = struct.Struct("<IB")
 ADD, CANCEL, STOP, READY, STEP, STEP_WITH_LOGPROBS, REFUSED, FAILED, RESET_PREFIX_CACHE = range(9)
 _STATS = ("running", "waiting", "kv_blocks_used", "kv_blocks", "preemptions")
+_STEP_HEAD = struct.Struct(f"<{1 + len(_STATS)}i")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,34 +38,25 @@ def pack(kind: int, body: Any) -> bytes:
     return _HEADER.pack(len(data), kind) + data
 
 
-def pack_step(updates: list[Update], stats: dict[str, int]) -> bytes:
-    """The news of one step: stats, a row of (id low, id high, tokens, finish, cached) each, all tokens."""
-    if any(u.logprobs or u.prompt_logprobs for u in updates):
-        return pack(STEP_WITH_LOGPROBS, (updates, stats))
-    head = [stats[name] for name in _STATS]
-    rows: list[int] = []
-    tokens: list[int] = []
-    for u in updates:
-        rows += (u.request_id & 0x7FFFFFFF, u.request_id >> 31, len(u.token_ids), u.finish, u.cached_tokens)
-        tokens += u.token_ids
-    data = np.array([len(updates), *head, *rows, *tokens], dtype=np.int32).tobytes()
+def pack_step(news: News, stats: dict[str, int]) -> bytes:
+    """The news of one step: the number of rows, the stats, ids as int64, and the rest as int32."""
+    if news.logprobs or news.prompt_logprobs:
+        return pack(STEP_WITH_LOGPROBS, (news, stats))
+    head = _STEP_HEAD.pack(len(news), *(stats[name] for name in _STATS))
+    columns = np.concatenate((news.counts, news.finishes, news.cached, news.tokens)).astype(np.int32)
+    data = head + news.ids.tobytes() + columns.tobytes()
     return _HEADER.pack(len(data), STEP) + data
 
 
 def unpack(kind: int, data: bytes) -> Any:
-    """The body of a frame; for both kinds of step a pair (updates, stats)."""
+    """The body of a frame; for both kinds of step a pair (news, stats)."""
     if kind != STEP:
         return pickle.loads(data)
-    numbers = np.frombuffer(data, dtype=np.int32).tolist()
-    first = 1 + len(_STATS)
-    stats = dict(zip(_STATS, numbers[1:first], strict=True))
-    at = first + 5 * numbers[0]
-    updates = []
-    for row in range(first, at, 5):
-        low, high, count, finish, cached = numbers[row : row + 5]
-        updates.append(Update(low | high << 31, numbers[at : at + count], Finish(finish), cached))
-        at += count
-    return updates, stats
+    rows, *stats = _STEP_HEAD.unpack_from(data)
+    ids = np.frombuffer(data, np.int64, rows, _STEP_HEAD.size)
+    columns = np.frombuffer(data, np.int32, offset=_STEP_HEAD.size + ids.nbytes)
+    news = News(ids, *columns[: 3 * rows].reshape(3, rows), columns[3 * rows :])
+    return news, dict(zip(_STATS, stats, strict=True))
 
 
 def joined(frames: list[tuple[int, Any]]) -> list[tuple[int, Any]]:
@@ -71,27 +66,11 @@ def joined(frames: list[tuple[int, Any]]) -> list[tuple[int, Any]]:
     than an event with one, so that it catches up, whatever the number of requests.
     """
     result: list[tuple[int, Any]] = []
-    news: dict[int, Update] = {}
-    for kind, body in frames:
-        if kind != STEP:
-            news = {}
-            result.append((kind, body))
-            continue
-        updates, stats = body
-        if not news:
-            result.append((STEP, (updates, stats)))
-            news = {update.request_id: update for update in updates}
-            continue
-        together, _ = result[-1][1]
-        result[-1] = (STEP, (together, stats))
-        for update in updates:
-            earlier = news.get(update.request_id)
-            if earlier is None:
-                news[update.request_id] = update
-                together.append(update)
-            else:
-                earlier.token_ids += update.token_ids
-                earlier.finish, earlier.cached_tokens = update.finish, update.cached_tokens
+    for kind, group in groupby(frames, key=itemgetter(0)):
+        bodies = [body for _, body in group]
+        if kind == STEP:
+            bodies = [(merged([news for news, _ in bodies]), bodies[-1][1])]
+        result += [(kind, body) for body in bodies]
     return result
 
 

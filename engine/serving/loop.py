@@ -19,7 +19,11 @@ from engine.serving.startup import EngineOptions, load_engine
 
 _PR_SET_PDEATHSIG = 1
 IDLE_SECONDS = 1.0
-"""Without work for so long, the engine checks itself: it takes milliseconds, in which no request may wait."""
+"""Without work for so long, the engine checks itself and collects garbage: it takes milliseconds, in which no
+request may wait."""
+_OBJECTS = 1_000_000
+"""So many more objects than at the last collection start one in the middle of work. What a step makes goes
+without one, so that hardly any step pays for it; after Python's 700 a step would pay again and again."""
 
 
 def main(fd: int) -> int:
@@ -36,6 +40,7 @@ def main(fd: int) -> int:
             # What was loaded stays: a full collection that walked through it would stop a step for long.
             gc.collect()
             gc.freeze()
+            gc.set_threshold(_OBJECTS)
             sock.sendall(link.pack(link.READY, _info(engine)))
             _serve(engine, sock, inbox)
         except (_FrontEndGone, BrokenPipeError, ConnectionResetError):
@@ -55,6 +60,7 @@ def _serve(engine: Engine, sock: socket.socket, inbox: "_Inbox") -> None:
             orders = inbox.poll()
         elif not (orders := inbox.poll(IDLE_SECONDS)):
             engine.check()
+            gc.collect()
             orders = inbox.wait()
         for kind, body in orders:
             if kind == link.STOP:
@@ -65,8 +71,8 @@ def _serve(engine: Engine, sock: socket.socket, inbox: "_Inbox") -> None:
                 engine.reset_prefix_cache()
             else:
                 _add(engine, sock, body)
-        if updates := engine.step():
-            sock.sendall(link.pack_step(updates, engine.stats()))
+        if news := engine.step():
+            sock.sendall(link.pack_step(news, engine.stats()))
 
 
 def _add(engine: Engine, sock: socket.socket, order: link.Add) -> None:

@@ -49,8 +49,9 @@ class PagedInputs:
             self._tables.write(self._carried(addresses), self._carried(values))
             count = 0
         first, middle, last = shape.words, shape.words + count, shape.words + 2 * count
-        staging.words[first:middle], staging.words[middle:last] = addresses[:count], values[:count]
-        self._buffer[:last].copy_(staging.sent[:last], non_blocking=True)
+        if count:
+            staging.words[first:middle], staging.words[middle:last] = addresses, values
+        self._buffer.narrow(0, 0, last).copy_(staging.sent.narrow(0, 0, last), non_blocking=True)
         if count:
             self._tables.write(self._buffer[first:middle], self._buffer[middle:last])
         return staging

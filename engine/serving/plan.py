@@ -1,38 +1,30 @@
-"""The contract between the scheduler, the runner and the results: a Plan in, ring rows out.
+"""The contract between the scheduler, the runner and the results: a Plan in, result rows out.
 
-A Plan is plain data. Plans and their ring rows replay a run: the device tables (token history, lengths,
+A Plan is plain data. Plans and their results replay a run: the device tables (token history, lengths,
 finish flags, block tables, by slot) follow from them alone. Steps may be queued before earlier results are
 read, so everything a Plan says of lengths is an upper bound; the device tables are authoritative.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from engine.serving.request import SamplingParams, TokenLogprobs
+import numpy as np
+
+from engine.serving.request import Features, SamplingParams, TokenLogprobs
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Admit:
-    """Load a sequence into a slot: its known tokens, and when and how it goes on.
+    """Load a sequence into a slot: its known tokens, (n,) int32, and when and how it goes on.
 
     The first prompt_length tokens are the prompt; after a preemption generated ones follow.
     """
 
     slot: int
-    tokens: tuple[int, ...]
+    tokens: np.ndarray
     prompt_length: int
     params: SamplingParams
     stop_ids: tuple[int, ...]
     max_length: int
-
-
-@dataclass(frozen=True, slots=True)
-class Grant:
-    """Blocks first_index … of a slot's block table."""
-
-    slot: int
-    first_index: int
-    blocks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,69 +42,38 @@ class Chunk:
     logprobs: int | None = None
 
 
-@dataclass(slots=True)  # one a sequence and step: frozen ones take three times as long to make
-class Decode:
-    """Compute a slot's newest token and sample the next; at most `max_length` positions then have KV."""
-
-    slot: int
-    max_length: int
-
-
-@dataclass(frozen=True, slots=True)
-class Features:
-    """What the sampling of a step must be able to do: the union of its requests' wishes."""
-
-    random: bool
-    filters: bool
-    penalties: bool
-    bias: bool
-    min_tokens: bool
-    logprobs: int | None
-
-    @property
-    def greedy(self) -> bool:
-        """Whether the best token of the bare logits is all that is asked for."""
-        changed = self.random or self.penalties or self.bias or self.min_tokens
-        return not changed and self.logprobs is None
-
-    @staticmethod
-    def union(all_params: Iterable[SamplingParams]) -> "Features":
-        every = list(all_params)
-        return Features(
-            random=any(p.temperature > 0 for p in every),
-            filters=any(p.top_k > 0 or p.top_p < 1 or p.min_p > 0 for p in every),
-            penalties=any(
-                p.repetition_penalty != 1 or p.presence_penalty != 0 or p.frequency_penalty != 0
-                for p in every
-            ),
-            bias=any(p.logit_bias for p in every),
-            min_tokens=any(p.min_tokens for p in every),
-            logprobs=max((p.logprobs for p in every if p.logprobs is not None), default=None),
-        )
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)  # one a step: frozen ones take three times as long to make
 class Plan:
-    """One step. Results come in the order: decodes, then the chunks that sample."""
+    """One step. Results come in the order: decodes, then the chunks that sample.
+
+    grants: (G, 3) int64, each a slot, an index into its block table, and the block that stands there from now
+    on. decodes: (D,) int64, the slots of which the newest token is computed and the next one sampled.
+    longest_decode: at most so many positions of each of them have KV then.
+    """
 
     admits: tuple[Admit, ...]
-    grants: tuple[Grant, ...]
-    decodes: tuple[Decode, ...]
+    grants: np.ndarray
+    decodes: np.ndarray
+    longest_decode: int
     chunks: tuple[Chunk, ...]
     features: Features
 
+    @property
+    def sampled_slots(self) -> np.ndarray:
+        """The slots of the step's results, in their order: (R,) int64."""
+        chunks = [chunk.slot for chunk in self.chunks if chunk.sample]
+        return np.concatenate([self.decodes, chunks], dtype=np.int64) if chunks else self.decodes
 
-@dataclass(slots=True)  # one a sequence and step: frozen ones take three times as long to make
-class RingRow:
-    """What one step did to one slot: the tokens it appended, and whether the sequence is over.
 
-    broken: the logits were not finite, nothing was appended. logprobs belong to the appended tokens,
-    prompt_logprobs to the chunk's.
+@dataclass(slots=True, eq=False)
+class Results:
+    """What one step did to its slots, in the Plan's order.
+
+    rows: (R, 4) int64: tokens appended (0 or 1), the token, whether the sequence is over, and whether it is
+    because its logits were not finite. logprobs: of each row's token, or empty where nobody asked.
+    prompt_logprobs: by slot, of the chunks that asked.
     """
 
-    slot: int
-    tokens: tuple[int, ...]
-    finished: bool
-    broken: bool = False
+    rows: np.ndarray
     logprobs: tuple[TokenLogprobs, ...] = ()
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)

@@ -13,11 +13,11 @@ from engine.model.llama import Llama
 from engine.serving.gathered import gathered_inputs
 from engine.serving.graphs import GreedySteps
 from engine.serving.paged import PagedInputs
-from engine.serving.plan import Chunk, Plan, RingRow
+from engine.serving.plan import Chunk, Plan, Results
 from engine.serving.request import TokenLogprobs
 from engine.serving.sampler import Sampler
 from engine.serving.staging import Staging
-from engine.serving.step_inputs import Shape, sampled_slots
+from engine.serving.step_inputs import Shape
 from engine.serving.tables import Tables
 
 # A block of log probabilities: of the tokens (n,), the best ids (n, k), and theirs (n, k).
@@ -26,9 +26,8 @@ Logprobs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class _Launched:
-    """A queued step: the slots of its result rows, and the results, readable once `done` has passed."""
+    """A queued step: its results, readable once `done` has passed."""
 
-    slots: list[int]
     results: torch.Tensor  # (R, 4) int64 on the host: tokens appended (0 or 1), token, finished, broken
     done: torch.cuda.Event | None
     logprobs: Logprobs | None = None
@@ -73,21 +72,17 @@ class Runner:
         """Queue one step on the device."""
         self._launched.append(self._launch_paged(plan) if self._paged else self._launch_gathered(plan))
 
-    def collect(self) -> list[RingRow]:
-        """Wait for the oldest queued step; its ring rows: one for each sampled slot, and one for each
-        prompt chunk that only reports log probabilities."""
+    def collect(self) -> Results:
+        """Wait for the oldest queued step; what it did."""
         step = self._launched.popleft()
         if step.done:
             step.done.synchronize()
-        results = step.results.numpy().tolist()
+        # The staging is the next step's as soon as it is given back.
+        rows = step.results.numpy().copy()
         if step.staging:
             self._paged.give_back(step.staging)
-        if step.logprobs or step.prompt_logprobs:
-            return _rows_with_logprobs(step, results)
-        return [
-            RingRow(slot, (token,) if appended else (), finished == 1, broken == 1)
-            for slot, (appended, token, finished, broken) in zip(step.slots, results, strict=True)
-        ]
+        logprobs = _rows(step.logprobs) if step.logprobs else ()
+        return Results(rows, logprobs, {slot: _rows(block) for slot, block in step.prompt_logprobs.items()})
 
     @torch.inference_mode()
     def _capture(self) -> None:
@@ -95,7 +90,6 @@ class Runner:
 
     def _launch_paged(self, plan: Plan) -> _Launched:
         """Greedy steps in a padded shape, as one graph; others as they are, kernel by kernel."""
-        slots = sampled_slots(plan)
         padded = plan.features.greedy and all(chunk.logprobs is None for chunk in plan.chunks)
         shape = self._greedy.covering(plan) if padded else self._paged.exact(plan)
         staging = self._paged.send(plan, shape)
@@ -103,11 +97,12 @@ class Runner:
             results, logprobs, prompt_logprobs = self._greedy.run(shape), None, {}
         else:
             results, logprobs, prompt_logprobs = self._step(plan, *self._paged.batch(shape))
-        host_results = staging.results[: len(slots)]
-        host_results.copy_(results[: len(slots)], non_blocking=True)
+        samples = len(plan.decodes) + sum(chunk.sample for chunk in plan.chunks)
+        host_results = staging.results[:samples]
+        host_results.copy_(results[:samples], non_blocking=True)
         if staging.done:
             staging.done.record()
-        return _Launched(slots, host_results, staging.done, logprobs, prompt_logprobs, staging)
+        return _Launched(host_results, staging.done, logprobs, prompt_logprobs, staging)
 
     def _launch_gathered(self, plan: Plan) -> _Launched:
         changes = (torch.from_numpy(part).to(self.tables.device) for part in self.tables.changes(plan))
@@ -117,7 +112,7 @@ class Runner:
         done = torch.cuda.Event() if results.is_cuda else None
         if done:
             done.record()
-        return _Launched(sampled_slots(plan), host_results, done, logprobs, prompt_logprobs)
+        return _Launched(host_results, done, logprobs, prompt_logprobs)
 
     def _greedy_step(self, shape: Shape) -> torch.Tensor:
         """A step whose requests all take the best token of the bare logits; the result rows."""
@@ -134,7 +129,7 @@ class Runner:
         hidden = self.model.forward(batch, self.kv_cache)
         prompt_logprobs = self._prompt_logprobs(plan, hidden)
         logits = self.model.logits(hidden[sample_rows])
-        longest = max([d.max_length for d in plan.decodes] + [c.start + c.count for c in plan.chunks])
+        longest = max([plan.longest_decode] + [chunk.start + chunk.count for chunk in plan.chunks])
         history = self.tables.tokens[slots, :longest] if plan.features.penalties else self.tables.tokens[:0]
         chosen = self.sampler.choose(logits, slots, history, self.tables.length[slots], plan.features)
         wanted = plan.features.logprobs
@@ -167,17 +162,6 @@ def _to_host(values: torch.Tensor) -> torch.Tensor:
 def _block_to_host(block: Logprobs) -> Logprobs:
     token, ids, top = map(_to_host, block)
     return token, ids, top
-
-
-def _rows_with_logprobs(step: _Launched, results: list[list[int]]) -> list[RingRow]:
-    logprobs = _rows(step.logprobs) if step.logprobs else ()
-    prompts = {slot: _rows(block) for slot, block in step.prompt_logprobs.items()}
-    rows = []
-    for i, (slot, (appended, token, finished, broken)) in enumerate(zip(step.slots, results, strict=True)):
-        mine = logprobs[i : i + 1] if appended else ()
-        prompt = prompts.pop(slot, ())
-        rows.append(RingRow(slot, (token,) * appended, finished == 1, broken == 1, mine, prompt))
-    return rows + [RingRow(slot, (), False, prompt_logprobs=prompt) for slot, prompt in prompts.items()]
 
 
 def _rows(block: Logprobs) -> tuple[TokenLogprobs, ...]:

@@ -1,23 +1,23 @@
-"""Which tokens of which requests the next step computes. Pure Python: no torch, no clock, no I/O."""
+"""Which tokens of which requests the next step computes. No torch, no clock, no I/O."""
 
 import heapq
+from bisect import bisect_left, insort
 from collections import deque
-from dataclasses import dataclass
 from itertools import count
 
+import numpy as np
+
 from engine.config import EngineConfig
+from engine.serving.decoding import Decoding
 from engine.serving.kv_cache import ROOT, BlockPool
-from engine.serving.plan import Admit, Chunk, Decode, Features, Grant, Plan, RingRow
-from engine.serving.request import Finish, Request, Update
+from engine.serving.news import News, listed
+from engine.serving.plan import Admit, Chunk, Plan, Results
+from engine.serving.request import Features, Finish, Request, Update
+from engine.serving.results import ChunkWork, QueuedStep, read
+from engine.serving.slots import Slots
 
-
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """One request's share of a queued step: positions start … computed-1."""
-
-    request: Request
-    start: int
-    computed: int
+_NOBODY = np.zeros(0, np.int64)
+_NO_GRANTS = np.zeros((0, 3), np.int64)
 
 
 class Scheduler:
@@ -29,6 +29,9 @@ class Scheduler:
     is dry the last request in that order gives its blocks back and is computed again later; since the first
     one is never the victim of another, everything finishes. Decisions that need results wait until they are
     read.
+
+    A running request computes known tokens in chunks (`_prefilling`), then decodes (`_decoding`) until its
+    last token is planned, then only waits for results.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -39,9 +42,14 @@ class Scheduler:
         self._requests: dict[int, Request] = {}
         self._waiting: list[tuple[tuple[int, int], Request]] = []
         self._arrivals = count()
-        self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
-        self._queued: deque[list[_Work]] = deque()
+        self._slots = Slots(config.max_num_seqs, config.max_model_len)
+        self._prefilling: list[Request] = []
+        self._decoding = Decoding(self._slots, config.block_size)
+        self._grants: list[tuple[int, int, int]] = []  # of the Plan that is being made
+        self._queued: deque[QueuedStep] = deque()
+        self._read_steps = self._last_decode_step = 0
         self._ended: list[Update] = []
+        self._named: list[Request] = []  # ended, but a queued step names them
 
     @property
     def waiting(self) -> int:
@@ -61,97 +69,47 @@ class Scheduler:
     def cancel(self, request_id: int) -> None:
         """End a request now; unknown and ended ones are ignored, for a cancel may cross the last result."""
         if (request := self._requests.get(request_id)) and request.finish is Finish.NOT_YET:
-            self._end(request, Update(request_id, [], Finish.CANCELLED, request.cached))
+            self._ended.append(Update(request_id, [], Finish.CANCELLED, request.cached))
+            self._end(request, Finish.CANCELLED)
 
     def schedule(self) -> Plan | None:
         """The next step, or None when nothing can be planned before more results are read."""
         if self.config.preset.mixed:
-            return self._plan(self.running, admitting=True)
-        prompts = [request for request in self.running if _computes_prompt(request)]
-        return self._plan(prompts, admitting=True) or self._plan(self.running, admitting=False)
+            return self._plan(decoding=True, prompts=True)
+        return self._plan(decoding=False, prompts=True) or self._plan(decoding=True, prompts=False)
 
-    def _plan(self, candidates: list[Request], admitting: bool) -> Plan | None:
-        """A step of these running requests, and of new ones where it admits."""
-        budget = self.config.max_batched_tokens
+    def _plan(self, decoding: bool, prompts: bool) -> Plan | None:
+        """A step of what decodes, of what computes known tokens, or of both, new requests included."""
+        if decoding and not self._reserve():
+            return None
+        # One token of each fits: the budget is at least the number of slots.
+        decodes = self._decoding.members if decoding else _NOBODY
+        budget = self.config.max_batched_tokens - len(decodes)
         chosen: list[tuple[Request, int]] = []
-        for request in sorted(candidates, key=lambda r: r.pending > 1):
-            tokens = min(request.pending, budget)
-            if tokens == 0 or request.slot < 0:
-                continue
-            while not self._reserve(request, request.computed + tokens):
-                if self._queued:
-                    return None
-                if self._preempt_last() is request:
-                    break
-            else:
+        admitted: list[Request] = []
+        if prompts:
+            for request in sorted(self._prefilling, key=lambda r: r.planned - r.computed > 1):
+                tokens = min(request.planned - request.computed, budget)
+                if tokens > 0:
+                    chosen.append((request, tokens))
+                    budget -= tokens
+            while budget > 0 and (request := self._admit()):
+                tokens = min(request.planned - request.computed, budget)
+                admitted.append(request)
                 chosen.append((request, tokens))
                 budget -= tokens
-        admitted = []
-        while admitting and budget > 0 and (request := self._admit()):
-            tokens = min(request.pending, budget)
-            admitted.append(request)
-            chosen.append((request, tokens))
-            budget -= tokens
-        return self._commit(chosen, admitted) if chosen else None
+        return self._commit(decodes, chosen, admitted) if len(decodes) or chosen else None
 
-    def process(self, rows: list[RingRow]) -> list[Update]:
-        """Apply the results of the oldest queued step; returns news for the requests it concerned."""
-        results = {row.slot: row for row in rows}
-        updates = []
-        for work in self._queued.popleft():
-            request = work.request
-            request.in_flight -= 1
-            if request.finish is Finish.NOT_YET:
-                row = results.get(request.slot)
-                news = self._apply(request, work, row) if row else None
-                self._publish(request, work.computed)
-                if news and news.finish is not Finish.NOT_YET:
-                    self._end(request, news)
-                elif news:
-                    updates.append(news)
-            if request.finish is not Finish.NOT_YET:
-                self._retire(request)
-        return updates + self.take_ended()
-
-    def _apply(self, request: Request, work: _Work, row: RingRow) -> Update:
-        """Take one ring row over into the request; what it means for whoever asked."""
-        request.tokens += row.tokens
-        # A prompt computed again after a preemption is reported once only.
-        prompt = row.prompt_logprobs[max(0, request.reported - work.start) :]
-        request.reported += len(prompt)
-        finish = Finish.NOT_YET
-        if row.broken:
-            finish = Finish.BROKEN
-        elif row.finished:
-            finish = Finish.STOP if row.tokens[-1:] and row.tokens[-1] in request.stop_ids else Finish.LENGTH
-        # A step reports for all its requests what one of them asked for.
-        logprobs = row.logprobs if request.params.logprobs is not None else ()
-        return Update(request.id, list(row.tokens), finish, request.cached, logprobs, prompt)
-
-    def take_ended(self) -> list[Update]:
-        """The terminal updates not handed out yet."""
-        ended, self._ended = self._ended, []
-        return ended
-
-    def check(self) -> None:
-        """Assert that every structure agrees with every other one."""
-        self.pool.check(request.blocks for request in self._requests.values())
-        slots = [request.slot for request in self._requests.values() if request.slot >= 0]
-        assert len(set(slots)) == len(slots), "a slot has two requests"
-        assert sorted(slots + self._free_slots) == list(range(self.config.max_num_seqs)), "a slot is lost"
-        for request in self.running:
-            assert len(request.tokens) <= request.planned <= request.max_length
-            assert request.computed <= len(request.blocks) * self.config.block_size
-            assert request.finish is Finish.NOT_YET
-            assert request.in_flight or request.planned == len(request.tokens), "results were lost"
-
-    def _reserve(self, request: Request, positions: int) -> bool:
-        """See that the request holds blocks for `positions`; False when the pool has too few."""
-        missing = self.pool.blocks_for(positions) - len(request.blocks)
-        if missing > self.pool.free:
-            return False
-        if missing > 0:
-            request.blocks += self.pool.allocate(missing)
+    def _reserve(self) -> bool:
+        """Give each sequence that decodes past its last block a new one; False to wait for results."""
+        while len(lacking := self._decoding.without_block()) > self.pool.free:
+            if self._queued:
+                return False
+            self._preempt_last()
+        if lacking:
+            for request, block in zip(lacking, self.pool.allocate(len(lacking)), strict=True):
+                self._grants.append((request.slot, len(request.blocks), block))
+                request.blocks.append(block)
         return True
 
     def _admit(self) -> Request | None:
@@ -161,7 +119,7 @@ class Scheduler:
         """
         while self._waiting and self._waiting[0][1].finish is not Finish.NOT_YET:
             heapq.heappop(self._waiting)
-        if not self._waiting or not self._free_slots:
+        if not self._waiting or not self._slots.free:
             return None
         request = self._waiting[0][1]
         # Log probabilities of a prompt have to be computed, whoever knows its KV.
@@ -173,13 +131,14 @@ class Scheduler:
             return None
         heapq.heappop(self._waiting)
         request.blocks = reused + self.pool.allocate(needed)
-        request.slot = self._free_slots.pop()
         request.published, request.chain = len(reused), chain
         request.computed = len(reused) * self.config.block_size
         if request.planned == request.prompt_length:
             request.cached = request.computed
-        self.running.append(request)
-        self.running.sort(key=lambda r: r.order)
+        self._slots.take(request)
+        self._grants += [(request.slot, index, block) for index, block in enumerate(request.blocks)]
+        insort(self.running, request, key=_order)
+        insort(self._prefilling, request, key=_order)
         return request
 
     def _prompt_wish(self, request: Request, start: int) -> int | None:
@@ -187,76 +146,148 @@ class Scheduler:
         last = request.prompt_length - 1
         return request.params.prompt_logprobs if request.reported < last and start < last else None
 
-    def _commit(self, chosen: list[tuple[Request, int]], admitted: list[Request]) -> Plan:
+    def _commit(
+        self, decodes: np.ndarray, chosen: list[tuple[Request, int]], admitted: list[Request]
+    ) -> Plan:
         admits = tuple(
-            Admit(r.slot, tuple(r.tokens), r.prompt_length, r.params, r.stop_ids, r.max_length)
-            for r in admitted
+            Admit(r.slot, r.tokens, r.prompt_length, r.params, r.stop_ids, r.max_length) for r in admitted
         )
-        grants, decodes, chunks, decoding, prefilling = [], [], [], [], []
-        for request, tokens in chosen:
-            if fresh := request.blocks[request.granted :]:
-                grants.append(Grant(request.slot, request.granted, tuple(fresh)))
-                request.granted = len(request.blocks)
-            start = request.computed
-            request.computed += tokens
-            samples = request.computed == request.planned
-            work = _Work(request, start, request.computed)
-            # The newest token may still be on the device only: a decode reads it there.
-            if samples and tokens == 1 and request.planned > request.prompt_length:
-                decodes.append(Decode(request.slot, request.computed))
-                decoding.append(work)
-            else:
-                chunks.append(Chunk(request.slot, start, tokens, samples, self._prompt_wish(request, start)))
-                prefilling.append(work)
-            request.planned += samples
-            request.in_flight += 1
-        self._queued.append(decoding + prefilling)
-        return Plan(
+        number = self._read_steps + len(self._queued) + 1
+        kinds = {request.features for request, _ in chosen}
+        filling: list[Request] = []
+        longest = 0
+        if len(decodes):
+            kinds |= self._decoding.kinds
+            longest = self._decoding.longest
+            filling = self._decoding.filling()
+            self._last_decode_step = number
+            for request in self._decoding.step():
+                request.last_step = number
+        works = [self._take_chunk(request, tokens, number) for request, tokens in chosen]
+        plan = Plan(
             admits=admits,
-            grants=tuple(grants),
-            decodes=tuple(decodes),
-            chunks=tuple(chunks),
-            features=Features.union(request.params for request, _ in chosen),
+            grants=np.array(self._grants, np.int64) if self._grants else _NO_GRANTS,
+            decodes=decodes,
+            longest_decode=longest,
+            chunks=tuple(chunk for _, chunk in works),
+            features=Features.union(kinds),
         )
+        self._grants.clear()
+        step = QueuedStep(plan.sampled_slots, self._decoding.steps, filling, [work for work, _ in works])
+        self._queued.append(step)
+        return plan
 
-    def _preempt_last(self) -> Request:
+    def _take_chunk(self, request: Request, tokens: int, number: int) -> tuple[ChunkWork, Chunk]:
+        """Plan its next known tokens; after the last one it samples, and decodes from then on."""
+        start = request.computed
+        request.computed += tokens
+        request.last_step = number
+        samples = request.computed == request.planned
+        chunk = Chunk(request.slot, start, tokens, samples, self._prompt_wish(request, start))
+        if samples:
+            request.planned += 1
+            self._prefilling.remove(request)
+            self._decoding.join(request)
+        return ChunkWork(request, start, request.computed), chunk
+
+    def process(self, results: Results) -> News:
+        """Apply the results of the oldest queued step; returns news of the requests it concerned."""
+        step = self._queued.popleft()
+        self._read_steps += 1
+        news, over = read(step, results, self._slots)
+        self._publish_written(step)
+        for request, finish in over:
+            self._end(request, finish)
+        if self._named:
+            self._named = [request for request in self._named if not self._retired(request)]
+        return listed([news, self.take_ended()]) if self._ended else news
+
+    def take_ended(self) -> News:
+        """The ends not handed out yet."""
+        ended, self._ended = self._ended, []
+        return News.of(ended)
+
+    def check(self) -> None:
+        """Assert that every structure agrees with every other one."""
+        self.pool.check(request.blocks for request in self._requests.values())
+        self._slots.check(self._requests.values())
+        self._decoding.check()
+        ending = 0
+        for request in self.running:
+            assert request.finish is Finish.NOT_YET and self._slots.live[request.slot]
+            decodes = request in self._decoding
+            length = self._decoding.length(request) if decodes else request.planned
+            assert len(request.tokens) <= length <= request.max_length
+            computed = length - 1 if decodes else request.computed
+            assert self.pool.blocks_for(computed) <= len(request.blocks)
+            ending += not decodes and request not in self._prefilling
+        assert self.running == sorted(self.running, key=_order)
+        assert len(self._prefilling) + len(self._decoding.members) + ending == len(self.running)
+        assert self._queued or not ending, "results were lost"
+        assert self._queued or not self._named, "an ended request was not freed"
+
+    def _preempt_last(self) -> None:
         """Take slot and blocks from the last running request; it waits again, in its old place."""
-        request = self.running.pop()
+        request = self.running[-1]
+        self._stop(request)
+        request.tokens = self._slots.history[request.slot, : request.planned].copy()
         self._free(request)
         request.computed = 0
         self.preemptions += 1
         heapq.heappush(self._waiting, (request.order, request))
-        return request
+
+    def _publish_written(self, step: QueuedStep) -> None:
+        """Offer the blocks that this step's results prove to be written to later requests."""
+        for request in step.filling:
+            self._publish(request, int(self._slots.base[request.slot]) + step.decode_steps - 1)
+        for work in step.chunks:
+            self._publish(work.request, work.computed)
 
     def _publish(self, request: Request, written: int) -> None:
-        """Offer the blocks that this step's results prove to be written to later requests."""
-        full = min(written, len(request.tokens)) // self.config.block_size
-        if full > request.published:
-            blocks = request.blocks[:full]
-            request.chain = self.pool.publish(request.tokens, blocks, request.published, request.chain)
-            request.published = full
+        first, full = request.published, written // self.config.block_size
+        if request.finish is not Finish.NOT_YET or full <= first:
+            return
+        size = self.config.block_size
+        tokens = self._slots.history[request.slot, first * size : full * size]
+        request.chain = self.pool.publish(tokens, request.blocks[first:full], request.chain)
+        request.published = full
 
-    def _end(self, request: Request, news: Update) -> None:
-        request.finish = news.finish
+    def _end(self, request: Request, finish: Finish) -> None:
+        request.finish = finish
         if request.slot >= 0:
-            self.running.remove(request)
-        self._ended.append(news)
-        self._retire(request)
+            self._stop(request)
+            self._slots.live[request.slot] = False
+        if not self._retired(request):
+            self._named.append(request)
 
-    def _retire(self, request: Request) -> None:
-        """Forget an ended request once no queued step can write its blocks any more."""
-        if request.in_flight == 0 and self._requests.pop(request.id, None):
-            self._free(request)
+    def _stop(self, request: Request) -> None:
+        """Plan no more steps of a running request."""
+        _remove(self.running, request)
+        if request in self._decoding:
+            self._decoding.leave(request)
+            request.last_step = max(request.last_step, self._last_decode_step)
+        elif request.computed < len(request.tokens):
+            _remove(self._prefilling, request)
+
+    def _retired(self, request: Request) -> bool:
+        """Forget an ended request once no queued step can write its blocks any more; False until then."""
+        if request.last_step > self._read_steps:
+            return False
+        del self._requests[request.id]
+        self._free(request)
+        return True
 
     def _free(self, request: Request) -> None:
         if request.slot >= 0:
-            self._free_slots.append(request.slot)
-            request.slot = -1
+            self._slots.give_back(request)
         self.pool.release(request.blocks)
         request.blocks = []
-        request.granted = request.published = request.chain = 0
+        request.published = request.chain = 0
 
 
-def _computes_prompt(request: Request) -> bool:
-    """Whether its next tokens are known ones, of the prompt or computed again, rather than its newest."""
-    return request.pending > 1 or (request.pending == 1 and request.planned == request.prompt_length)
+def _order(request: Request) -> tuple[int, int]:
+    return request.order
+
+
+def _remove(ordered: list[Request], request: Request) -> None:
+    del ordered[bisect_left(ordered, request.order, key=_order)]

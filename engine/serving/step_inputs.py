@@ -5,6 +5,8 @@ Host and device share one layout, so that a single copy carries everything.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import accumulate
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -24,11 +26,6 @@ def rows_of(plan: Plan) -> int:
     return len(plan.decodes) + sum(chunk.count for chunk in plan.chunks)
 
 
-def sampled_slots(plan: Plan) -> list[int]:
-    """The slots of the step's results, in their order."""
-    return [decode.slot for decode in plan.decodes] + [chunk.slot for chunk in plan.chunks if chunk.sample]
-
-
 @dataclass(frozen=True)
 class Shape:
     """Sizes of a step: rows, attention items, sampled rows, and the most rows an item has."""
@@ -45,14 +42,24 @@ class Shape:
         return Shape(
             rows=rows_of(plan),
             items=len(plan.decodes) + sum(-(-chunk.count // longest) for chunk in plan.chunks),
-            samples=len(sampled_slots(plan)),
+            samples=len(plan.sampled_slots),
             longest_item=longest,
         )
 
-    @property
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Of slots, places, items, sample_rows and sample_slots."""
+        return self.rows, self.rows, self.items, self.samples, self.samples
+
+    @cached_property
+    def starts(self) -> tuple[int, ...]:
+        """Where each of them begins in the packed inputs."""
+        return tuple(accumulate(map(aligned, self.sizes[:-1]), initial=0))
+
+    @cached_property
     def words(self) -> int:
         """Words of the packed inputs."""
-        return 2 * aligned(self.rows) + aligned(self.items) + 2 * aligned(self.samples)
+        return self.starts[-1] + aligned(self.samples)
 
 
 @dataclass(frozen=True)
@@ -71,11 +78,8 @@ class StepInputs(Generic[Words]):
     @staticmethod
     def of(words: Words, shape: Shape) -> "StepInputs[Words]":
         """Views of a buffer of at least shape.words."""
-        views, first = [], 0
-        for size in (shape.rows, shape.rows, shape.items, shape.samples, shape.samples):
-            views.append(words[first : first + size])
-            first += aligned(size)
-        return StepInputs(*views)
+        places = zip(shape.starts, shape.sizes, strict=True)
+        return StepInputs(*(words[first : first + size] for first, size in places))
 
     def clear(self, pad_slot: int) -> None:
         """Make every row one of the pad slot, without attention, and sample nothing."""
@@ -88,15 +92,30 @@ class StepInputs(Generic[Words]):
 
 def pack(plan: Plan, shape: Shape, pad_slot: int, words: np.ndarray) -> None:
     """Write the Plan's inputs into words: (>= shape.words,) int64. Results come in the Plan's order."""
-    inputs = StepInputs.of(words, shape)
-    inputs.clear(pad_slot)
-    decoding = np.array([decode.slot for decode in plan.decodes], np.int64)
-    decodes, every = len(decoding), np.arange(len(decoding))
-    inputs.slots[:decodes] = inputs.sample_slots[:decodes] = decoding
-    inputs.items[:decodes] = _item(every, 1)
-    inputs.sample_rows[:decodes] = every
+    words[: shape.words] = _cleared(shape, pad_slot)
+    decodes = len(plan.decodes)
+    slots, _, items, sample_rows, sample_slots = shape.starts
+    words[slots : slots + decodes] = words[sample_slots : sample_slots + decodes] = plan.decodes
+    every, single = _single_rows(shape.samples)
+    words[items : items + decodes] = single[:decodes]
+    words[sample_rows : sample_rows + decodes] = every[:decodes]
     if plan.chunks:
-        _pack_chunks(plan.chunks, shape.longest_item, inputs, decodes)
+        _pack_chunks(plan.chunks, shape.longest_item, StepInputs.of(words, shape), decodes)
+
+
+@lru_cache(maxsize=256)
+def _cleared(shape: Shape, pad_slot: int) -> np.ndarray:
+    """The packed inputs of a step without effect."""
+    words = np.zeros(shape.words, np.int64)
+    StepInputs.of(words, shape).clear(pad_slot)
+    return words
+
+
+@lru_cache(maxsize=256)
+def _single_rows(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows 0 … count-1, and the items that each have one of them."""
+    every = np.arange(count)
+    return every, _item(every, 1)
 
 
 def _pack_chunks(chunks: Sequence[Chunk], longest: int, inputs: StepInputs[np.ndarray], row: int) -> None:

@@ -50,19 +50,20 @@ class Tables:
 
     def changes(self, plan: Plan) -> tuple[np.ndarray, np.ndarray]:
         """What the admissions and grants of a Plan write: addresses and values, each (n,) int64."""
+        if not plan.admits and not len(plan.grants):
+            return _NOTHING, _NOTHING
         runs = [(admit.slot * ROW_WORDS, packed_row(admit)) for admit in plan.admits]
         runs += [(self._tokens_at + admit.slot * self._length, admit.tokens) for admit in plan.admits]
-        runs += [
-            (self._blocks_at + grant.slot * self._blocks + grant.first_index, grant.blocks)
-            for grant in plan.grants
-        ]
+        slots, indices, blocks = plan.grants.T
+        granted_at = self._blocks_at + slots * self._blocks + indices
         if not runs:
-            return _NOTHING, _NOTHING
+            return granted_at, blocks
         lengths = np.array([len(values) for _, values in runs])
         ends = lengths.cumsum()
         starts = np.array([first for first, _ in runs])
         addresses = np.arange(ends[-1]) + np.repeat(starts - (ends - lengths), lengths)
-        return addresses, np.concatenate([np.asarray(values, np.int64) for _, values in runs])
+        values = [np.asarray(values, np.int64) for _, values in runs]
+        return np.concatenate([addresses, granted_at]), np.concatenate([*values, blocks])
 
     def write(self, addresses: torch.Tensor, values: torch.Tensor) -> None:
         """Apply changes, already on the device."""

@@ -23,7 +23,7 @@ def test_chains_of_different_starts_share_nothing() -> None:
     held = {}
     for start in (ROOT, "a", "b"):
         held[start] = pool.allocate(2)
-        pool.publish([1, 2, 3, 4], held[start], 0, start)
+        pool.publish([1, 2, 3, 4], held[start], start)
     for start, blocks in held.items():
         assert pool.match([1, 2, 3, 4, 5], start)[0] == blocks
     assert pool.match([1, 2, 3, 4, 5], "c") == ([], "c")

@@ -7,7 +7,7 @@ from engine.serving.kv_cache import ROOT, BlockPool
 
 def published(pool: BlockPool, tokens: list[int]) -> list[int]:
     blocks = pool.allocate(len(tokens) // pool.block_size)
-    pool.publish(tokens, blocks, 0, ROOT)
+    pool.publish(tokens, blocks, ROOT)
     return blocks
 
 
@@ -59,7 +59,7 @@ def test_an_evicted_parent_does_not_lead_to_its_old_children() -> None:
     pool.release([parent])
     reused = pool.allocate(2)
     assert parent in reused
-    pool.publish([1, 2], [parent], 0, ROOT)
+    pool.publish([1, 2], [parent], ROOT)
     assert pool.match([1, 2, 3, 4, 5])[0] == [parent], "the child's KV was computed after another entry"
     pool.check([[*reused, child], [parent]])
 

@@ -1,5 +1,6 @@
 """When the engine process checks itself."""
 
+import gc
 import socket
 import threading
 
@@ -50,3 +51,23 @@ def test_an_idle_engine_checks_itself_once_and_never_before_it_is_idle(
     ours.sendall(link.pack(link.STOP, None))
     serving.join()
     assert engine.checks == 1
+
+
+def test_garbage_is_collected_when_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "IDLE_SECONDS", 0.01)
+    collections = []
+    gc.callbacks.append(lambda phase, info: collections.append((phase, info["generation"])))
+    ours, theirs = socket.socketpair()
+    engine = IdleEngine()
+    serving = threading.Thread(target=loop._serve, args=(engine, theirs, loop._Inbox(theirs)))
+    gc.disable()
+    try:
+        serving.start()
+        while engine.checks == 0:
+            assert serving.is_alive()
+        ours.sendall(link.pack(link.STOP, None))
+        serving.join()
+    finally:
+        gc.enable()
+        gc.callbacks.pop()
+    assert collections == [("start", 2), ("stop", 2)]

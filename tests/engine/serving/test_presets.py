@@ -50,7 +50,7 @@ def test_ids_equal_the_oracle(preset: Preset) -> None:
     engine = cpu_engine(preset)
     plans = keep_plans(engine)
     assert_ids_are_the_oracles(engine, SamplingParams(max_tokens=20))
-    assert any(plan.decodes and plan.chunks for plan in plans) == preset.mixed
+    assert any(len(plan.decodes) and plan.chunks for plan in plans) == preset.mixed
 
 
 @every_preset
@@ -73,7 +73,7 @@ def test_a_prompt_whose_last_chunk_is_one_token_is_a_prompt(preset: Preset) -> N
         engine.add(i, texts[i], params)
     results = run(engine)
     assert [results[i][0] for i in (1, 2)] == [expected(texts[i], params) for i in (1, 2)]
-    assert any(plan.decodes and plan.chunks for plan in plans) == preset.mixed
+    assert any(len(plan.decodes) and plan.chunks for plan in plans) == preset.mixed
 
 
 def test_prompts_that_keep_coming_do_not_stop_those_that_decode_for_good() -> None:

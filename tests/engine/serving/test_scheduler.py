@@ -1,12 +1,13 @@
-"""The scheduler alone, against a device that is three lines of Python: no torch here."""
+"""The scheduler alone, against a device of plain Python: no torch here."""
 
 import random
 from collections import deque
 
+import numpy as np
 import pytest
 
 from engine.config import EngineConfig
-from engine.serving.plan import Plan, RingRow
+from engine.serving.plan import Admit, Plan, Results
 from engine.serving.request import Finish, Request, SamplingParams, Update
 from engine.serving.scheduler import Scheduler
 
@@ -20,44 +21,71 @@ def make_scheduler(**changes: object) -> Scheduler:
 
 
 class Device:
-    """Follows Plans: knows lengths by slot, emits tokens 100, 101, … and finishes at max_length."""
+    """Follows Plans: every sequence gets the tokens 100 + its length, until a stop id or its greatest length.
 
-    def __init__(self) -> None:
-        self.length: dict[int, int] = {}
-        self.limit: dict[int, int] = {}
+    Knows of each KV place the tokens it was computed from, and that a step reads what it needs there.
+    """
+
+    def __init__(self, block_size: int = 4) -> None:
+        self.block_size = block_size
+        self.admits: dict[int, Admit] = {}
+        self.tokens: dict[int, list[int]] = {}
+        self.over: dict[int, bool] = {}
         self.blocks: dict[int, list[int]] = {}
+        self.kv: dict[tuple[int, int], tuple[int, ...]] = {}
 
-    def run(self, plan: Plan) -> list[RingRow]:
+    def run(self, plan: Plan) -> Results:
         for admit in plan.admits:
-            self.length[admit.slot] = len(admit.tokens)
-            self.limit[admit.slot] = admit.max_length
-            self.blocks[admit.slot] = []
-        for grant in plan.grants:
-            assert grant.first_index == len(self.blocks[grant.slot]), "a grant leaves a gap"
-            self.blocks[grant.slot] += grant.blocks
-        slots = [d.slot for d in plan.decodes] + [c.slot for c in plan.chunks if c.sample]
-        return [self._emit(slot) for slot in slots]
+            self.admits[admit.slot], self.tokens[admit.slot] = admit, admit.tokens.tolist()
+            self.over[admit.slot], self.blocks[admit.slot] = False, []
+        for slot, index, block in plan.grants.tolist():
+            assert index == len(self.blocks[slot]), "a grant leaves a gap"
+            self.blocks[slot].append(block)
+        for slot in plan.decodes.tolist():
+            length = len(self.tokens[slot])
+            assert length <= plan.longest_decode
+            unused = len(self.blocks[slot]) - -(-length // self.block_size)
+            assert unused == 0 or (unused > 0 and self.over[slot]), "a block too few, or too many"
+            self._compute(slot, length - 1, length)
+        for chunk in plan.chunks:
+            self._compute(chunk.slot, chunk.start, chunk.start + chunk.count)
+        rows = [self._emit(slot) for slot in plan.sampled_slots.tolist()]
+        return Results(np.array(rows, np.int64).reshape(-1, 4))
 
-    def _emit(self, slot: int) -> RingRow:
-        if self.length[slot] >= self.limit[slot]:
-            return RingRow(slot, (), True)
-        self.length[slot] += 1
-        return RingRow(slot, (99 + self.length[slot],), self.length[slot] >= self.limit[slot])
+    def _compute(self, slot: int, first: int, end: int) -> None:
+        known = tuple(self.tokens[slot][:end])
+        assert len(known) == end, "tokens that are not known"
+        places = [(self.blocks[slot][at // self.block_size], at % self.block_size) for at in range(end)]
+        for at in range(end):
+            if at < first:
+                assert self.kv.get(places[at]) == known[: at + 1], "not the KV of this prefix"
+            else:
+                self.kv[places[at]] = known[: at + 1]
+
+    def _emit(self, slot: int) -> tuple[int, int, int, int]:
+        if self.over[slot]:
+            return 0, 0, 1, 0
+        tokens, admit = self.tokens[slot], self.admits[slot]
+        tokens.append(100 + len(tokens))
+        self.over[slot] = len(tokens) == admit.max_length or tokens[-1] in admit.stop_ids
+        return 1, tokens[-1], self.over[slot], 0
 
 
-def request(request_id: int, prompt: int, max_tokens: int, priority: int = 0) -> Request:
+def request(
+    request_id: int, prompt: int, max_tokens: int, priority: int = 0, stop_ids: tuple[int, ...] = ()
+) -> Request:
     return Request(
         request_id,
-        list(range(prompt)),
+        np.arange(prompt, dtype=np.int32),
         SamplingParams(max_tokens=max_tokens),
-        (),
+        stop_ids,
         prompt + max_tokens,
         priority,
     )
 
 
 def drive(scheduler: Scheduler, depth: int) -> list[Update]:
-    device, queue, news = Device(), deque(), []
+    device, queue, news = Device(scheduler.config.block_size), deque(), []
     while scheduler.has_work:
         while len(queue) < depth and (plan := scheduler.schedule()):
             queue.append(device.run(plan))

@@ -8,11 +8,12 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.serving.graphs import decode_shapes, mixed_shapes
-from engine.serving.plan import Chunk, Decode, Features, Plan
-from engine.serving.step_inputs import NEWEST, Shape, StepInputs, pack, rows_of, sampled_slots
+from engine.serving.plan import Chunk, Features, Plan
+from engine.serving.step_inputs import NEWEST, Shape, StepInputs, pack, rows_of
 
 PAD = 999
 GREEDY = Features.union([])
+NOTHING = np.zeros((0, 3), np.int64)
 
 
 def random_plan(rng: random.Random, sequences: int, budget: int) -> Plan:
@@ -22,18 +23,18 @@ def random_plan(rng: random.Random, sequences: int, budget: int) -> Plan:
     for position, slot in enumerate(slots):
         after = len(slots) - 1 - position
         if rng.random() < 0.5:
-            decodes.append(Decode(slot, rng.randint(2, 50)))
+            decodes.append(slot)
             left -= 1
         else:
             count = rng.randint(1, min(left - after, 40))
             chunks.append(Chunk(slot, rng.randint(0, 9), count, rng.random() < 0.7))
             left -= count
-    return Plan((), (), tuple(decodes), tuple(chunks), GREEDY)
+    return Plan((), NOTHING, np.array(decodes, np.int64), 50, tuple(chunks), GREEDY)
 
 
 def looped(plan: Plan, longest: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]], list[int]]:
     """(slot, place) of each row, (first, number) of each item, and the sampled rows."""
-    rows = [(decode.slot, NEWEST) for decode in plan.decodes]
+    rows = [(slot, NEWEST) for slot in plan.decodes]
     items = [(i, 1) for i in range(len(rows))]
     samples = list(range(len(rows)))
     for chunk in plan.chunks:
@@ -61,7 +62,7 @@ def test_packed_inputs_equal_a_plain_loop(longest: int, more: int) -> None:
         assert list(zip(inputs.slots, inputs.places, strict=True)) == rows + [(PAD, NEWEST)] * more
         assert list(map(tuple, inputs.items.view(np.int32).reshape(-1, 2))) == items + [(0, 0)] * more
         assert list(inputs.sample_rows) == samples + [0] * more
-        assert list(inputs.sample_slots) == sampled_slots(plan) + [PAD] * more
+        assert list(inputs.sample_slots) == plan.sampled_slots.tolist() + [PAD] * more
 
 
 @pytest.mark.parametrize(
@@ -88,7 +89,7 @@ def test_the_most_items_there_can_be_fit() -> None:
     """Every sequence of the largest step ends with an item of one row."""
     longest, sequences = 64, 31
     chunks = tuple(Chunk(slot, 0, longest + 1, True) for slot in range(sequences))
-    plan = Plan((), (), (), chunks, GREEDY)
+    plan = Plan((), NOTHING, np.zeros(0, np.int64), 0, chunks, GREEDY)
     config = EngineConfig(
         "cpu", "float32", 128, 64, max_num_seqs=sequences, max_batched_tokens=sequences * (longest + 1)
     )

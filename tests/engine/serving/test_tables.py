@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
-from engine.serving.plan import Admit, Features, Grant, Plan
+from engine.serving.plan import Admit, Features, Plan
 from engine.serving.request import SamplingParams
 from engine.serving.slot_row import MAX_LOGIT_BIAS, MAX_STOP_IDS, ROW, column
 from engine.serving.tables import Tables
@@ -15,8 +15,9 @@ from engine.serving.tables import Tables
 CONFIG = EngineConfig("cpu", "float64", max_model_len=40, num_blocks=30, block_size=4, max_num_seqs=6)
 
 
-def plan_of(admits: list[Admit], grants: list[Grant] = ()) -> Plan:
-    return Plan(tuple(admits), tuple(grants), (), (), Features.union([]))
+def plan_of(admits: list[Admit], grants: list[tuple[int, int, int]] = ()) -> Plan:
+    granted = np.array(grants, np.int64).reshape(-1, 3)
+    return Plan(tuple(admits), granted, np.zeros(0, np.int64), 0, (), Features.union([]))
 
 
 def change(tables: Tables, plan: Plan) -> None:
@@ -36,7 +37,7 @@ def test_changes_of_many_plans_read_back_and_touch_nothing_else() -> None:
         for slot in rng.sample(range(6), rng.randint(0, 4)):
             first = rng.randint(0, 9)
             fresh = tuple(rng.randrange(1, 30) for _ in range(rng.randint(1, 10 - first)))
-            grants.append(Grant(slot, first, fresh))
+            grants += [(slot, first + i, block) for i, block in enumerate(fresh)]
             blocks[slot, first : first + len(fresh)] = torch.tensor(fresh)
         change(tables, plan_of(admits, grants))
         assert torch.equal(tables.tokens, tokens)
