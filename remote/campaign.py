@@ -89,7 +89,9 @@ def work(desk: Desk, link: Link) -> tuple[dict[str, int], list[Arrived]]:
     prepare(desk, link)
     statuses = {stage: run_stage(desk, link, stage) for stage in desk.settings.stages}
     desk.say("fetching and verifying the results")
-    return statuses, fetch.bring_home(desk, link)
+    arrived = fetch.bring_home(desk, link)
+    well = [name for stage, status in statuses.items() if status == 0 and (name := desk.run_of(stage))]
+    return statuses, [*arrived, *fetch.missing(desk, link.box.id, well, arrived)]
 
 
 def run_stage(desk: Desk, link: Link, stage: str) -> int:

@@ -74,7 +74,9 @@ class RunFolder:
         try:
             return of_json(self.settings.read_text(encoding="utf-8"), self.settings)
         except OSError as error:
-            raise RemoteError(f"there is no run {self.path.name}: {error}") from error
+            runs = sorted(file.parent.name for file in self.path.parent.glob("*/settings.json"))
+            there = f"there are: {', '.join(runs)}" if runs else "nor any other yet"
+            raise RemoteError(f"there is no run {self.path.name}, {there} ({error})") from error
 
     def key(self) -> Path:
         """The private ssh key of the run, made at the first call."""
@@ -157,10 +159,14 @@ class Desk:
     def stage_command(self, stage: str, box: Box) -> str:
         """What the box runs. Its results are named after run and stage, their rows after the machine."""
         words = ["bash", "remote/run_stage.sh", stage, *self.settings.flags]
-        if stage not in OWN_STAGES:
+        if name := self.run_of(stage):
             machine = "".join(sign if sign.isalnum() else "-" for sign in box.machine_id)
-            words += ["--run", f"{self.run}-{stage}", "--box", f"{box.provider}-{machine}"]
+            words += ["--run", name, "--box", f"{box.provider}-{machine}"]
         return f"cd {CHECKOUT} && exec {shlex.join(words)}"
+
+    def run_of(self, stage: str) -> str:
+        """Name of the results of a stage; empty for one that names its runs itself, or has none."""
+        return "" if stage in OWN_STAGES else f"{self.run}-{stage}"
 
 
 def job_of(stage: str, command: str) -> str:
@@ -169,8 +175,11 @@ def job_of(stage: str, command: str) -> str:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """A file of mode 0600 that appears whole."""
+    """A file of mode 0600 that appears whole. Raises RemoteError, as for a full disk."""
     new = path.with_name(f"{path.name}.new")
-    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(content)
-    new.replace(path)
+    try:
+        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(content)
+        new.replace(path)
+    except OSError as error:
+        raise RemoteError(f"{path} cannot be written: {error}") from error

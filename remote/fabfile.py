@@ -32,13 +32,15 @@ from remote.errors import RemoteError
 from remote.follow import follow
 from remote.journal import Journal, state_folder
 from remote.link import Link, reach_steadily
+from remote.printable import printable
 from remote.rent import keep
 from remote.settings import ROOT, Settings, check_stage, load
 from remote.takeover import box_of, take_up
 
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 HELP = {
-    "settings": "TOML file: which box, caps, stages",
-    "run": "run id",
+    "settings": "TOML file: which box, caps, stages (RUNBOOK.md has one)",
+    "run": "run id: what you call it; the first word of its results' names",
     "dry_run": "say what would be done, and do nothing",
     "json": "for programs, on stdout; all else goes to stderr",
     "box": "one of the boxes of the settings file",
@@ -98,7 +100,7 @@ def prepare(c: Context, run: str, dry_run: bool = False) -> None:
     _on_box(run, preparing.prepare)
 
 
-@_task(stage="name of a stage, as for run_stage.sh")
+@_task(stage="name of a stage, as for run_stage.sh; the word after `run` will do")
 def run(c: Context, stage: str, run: str, dry_run: bool = False) -> None:
     """Run a stage on the box of a run as a detached job, and follow it to its end."""
 
@@ -164,7 +166,7 @@ def destroy(c: Context, run: str, dry_run: bool = False) -> None:
             whole.release(desk, box, "destroyed by its user")
 
 
-@_task(provider="vast")
+@_task(provider="who rents the boxes out (default: vast)")
 def reap(c: Context, provider: str = "vast", dry_run: bool = False, json: bool = False) -> None:
     """End every box that is overdue or that no controller works for any more (for cron, too)."""
     with _told():
@@ -197,7 +199,7 @@ def campaign(
         joined = matrix.merged(name, outcomes, desks[0].results) if len(desks) > 1 else []
         failures = {one: error for one, error in outcomes.items() if isinstance(error, RemoteError)}
         for one, error in failures.items():
-            print(f"{one}: failed: {error}", file=sys.stderr)
+            print(printable(f"{one}: failed: {error}"), file=sys.stderr)
         _print([_as_json(one, outcome) for one, outcome in outcomes.items()], json, joined)
         if failures or not all(outcome.ok for outcome in outcomes.values()):  # type: ignore[union-attr]
             raise Exit(code=1)
@@ -242,7 +244,7 @@ def _new_desk(
     stream = sys.stderr if quiet else sys.stdout
 
     def say(line: str) -> None:
-        print(f"[{run}] {line}" if tag else line, file=stream, flush=True)
+        print(f"[{run}] {printable(line)}" if tag else printable(line), file=stream, flush=True)
 
     return Desk(
         run=run,
@@ -291,15 +293,24 @@ def _print(rows: Sequence[Any], as_json: bool, lines: Sequence[str]) -> None:
 
 def _lines(lines: Sequence[str] | Iterator[str]) -> None:
     for line in lines:
-        print(line, flush=True)
+        print(printable(line), flush=True)
+
+
+def _end_once(number: int, _: object) -> None:
+    """The first signal ends the work; more of them must not disturb its way out, which destroys the box."""
+    for other in ENDING:
+        signal.signal(other, lambda *_: None)
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    sys.exit(128 + number)
 
 
 @contextmanager
 def _told() -> Iterator[None]:
-    """Errors become a line and status 1; SIGTERM and a closed terminal end the work in order."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda got, _: sys.exit(128 + got))
+    """Errors become a line and status 1; Ctrl-C, SIGTERM and a closed terminal end the work in order."""
+    for number in ENDING:
+        signal.signal(number, _end_once)
     try:
         yield
     except RemoteError as error:
-        raise Exit(f"error: {error}", code=1) from error
+        raise Exit(printable(f"error: {error}"), code=1) from error

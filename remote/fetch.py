@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from remote.desk import RESULTS, Desk
 from remote.errors import RemoteError
+from remote.labels import NAME, NAME_RULE
 from remote.link import Link
 
 
@@ -42,10 +45,19 @@ def settle(desk: Desk, box: str) -> list[Arrived]:
     return [_settle(path, desk.results) for path in there if path.name not in over]
 
 
+def missing(desk: Desk, box: str, runs: Sequence[str], arrived: Sequence[Arrived]) -> list[Arrived]:
+    """Those of the runs that did not come, although their stage ended well."""
+    came = {run.run for run in arrived}
+    problems = (f"did not come from box {box}",)
+    return [Arrived(run, desk.folder.arrived(box) / run, problems) for run in runs if run not in came]
+
+
 def _settle(path: Path, results: Path) -> Arrived:
     if path.name.startswith("."):
         name = path.name.removeprefix(".").removesuffix(".partial")
         return Arrived(name, path, ("is incomplete",))
+    if not re.fullmatch(NAME, path.name):
+        return Arrived(path.name, path, (f"is no name of a run: {NAME_RULE}",))
     # Here, because their import takes seconds, and most tasks do without.
     from harness.store import StoreError
     from harness.verify import verify
@@ -54,6 +66,8 @@ def _settle(path: Path, results: Path) -> Arrived:
         problems = verify(path)
     except StoreError as error:
         problems = [str(error)]
+    except Exception as error:  # a box may send anything: whatever verifying stumbles over is not whole
+        problems = [f"cannot be verified: {type(error).__name__}: {str(error)[:300]}"]
     target = results / path.name
     if not problems and target.exists() and not _same(path, target):
         problems = [f"another run of this name is in {results} already"]

@@ -13,9 +13,11 @@ from remote.desk import Desk
 from remote.errors import RemoteError
 from remote.labels import parse_label
 from remote.link import Link
+from remote.printable import printable
 
 WAY_HOME_S = 300.0  # before the deadline, for the last copy of results
 STARTS = 3  # of one job, when its box was started again in the middle
+MOST_LOG_BYTES = 2**30  # of one job: a log without an end must not fill the disk here
 SHOWN_BYTES = 65536  # of what came at one look; all of it stands in the file
 
 
@@ -77,8 +79,14 @@ class Log:
         return self.path.stat().st_size if self.path.exists() else 0
 
     def add(self, chunk: bytes) -> None:
-        with os.fdopen(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as file:
-            file.write(chunk)
+        """Raises RemoteError when the disk is full, or the log longer than MOST_LOG_BYTES."""
+        if self.size + len(chunk) > MOST_LOG_BYTES:
+            raise RemoteError(f"{self.path.name} is longer than the limit of {MOST_LOG_BYTES} bytes")
+        try:
+            with os.fdopen(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as file:
+                file.write(chunk)
+        except OSError as error:
+            raise RemoteError(f"{self.path} cannot be written: {error}") from error
         if len(chunk) > SHOWN_BYTES:
             self.desk.say(f"… {len(chunk) - SHOWN_BYTES} bytes are not shown, see {self.path}")
         *lines, self._rest = (self._rest + chunk)[-SHOWN_BYTES:].replace(b"\r", b"\n").split(b"\n")
@@ -156,4 +164,4 @@ def _price(desk: Desk) -> str:
 
 def _plain(line: bytes) -> str:
     """Text without what could steer a terminal."""
-    return "".join(sign for sign in line.decode(errors="replace") if sign.isprintable() or sign == "\t")
+    return printable(line.decode(errors="replace"))

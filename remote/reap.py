@@ -11,7 +11,7 @@ import argparse
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -21,6 +21,7 @@ from remote.clock import SYSTEM_CLOCK, Clock
 from remote.errors import RemoteError
 from remote.journal import Entry, Journal, RunHeld, state_folder
 from remote.labels import PREFIX, parse_label
+from remote.printable import printable
 from remote.providers.base import Box, Provider
 from remote.rent import POLL_S, SETTLE_S, give_back
 
@@ -83,7 +84,9 @@ def sweep(
     entries = _of(provider, journal)
     ours = [box for box in (_labelled(box, entries) for box in boxes) if box.label.startswith(f"{prefix}/")]
     findings = [_treat(provider, box, journal, dry_run, clock) for box in ours]
-    pending = _settle(provider, journal, dry_run, clock)
+    pending = list(_settle(provider, journal, dry_run, clock))
+    if not dry_run:
+        _note_gone(provider, journal, {box.id for box in boxes}, clock)
     return Report(tuple(findings), tuple(pending), journal.read()[1])
 
 
@@ -144,6 +147,19 @@ def _settle(provider: Provider, journal: Journal, dry_run: bool, clock: Clock) -
                 journal.write(entry.model_copy(update={"at": clock.now(), "step": "cleared", "note": "reap"}))
 
 
+def _note_gone(provider: Provider, journal: Journal, listed: Collection[str], clock: Clock) -> None:
+    """What is gone without a line that says so, as when its controller was killed, costs no more from now."""
+    for label, entry in {entry.label: entry for entry in _of(provider, journal)}.items():
+        young = clock.now() - entry.at < SETTLE_S
+        if entry.step not in ("created", "running", "kept", "destroying") or entry.box in listed or young:
+            continue
+        with _held(journal, entry.run) as held:
+            latest = [other for other in _of(provider, journal) if other.label == label][-1]
+            if not held and latest == entry and provider.box(entry.box) is None:
+                gone = {"at": clock.now(), "step": "destroyed", "note": "reap: it was gone"}
+                journal.write(entry.model_copy(update=gone))
+
+
 @contextmanager
 def _held(journal: Journal, run: str | None) -> Iterator[bool]:
     """Whether a controller holds the run; otherwise none can take it up meanwhile."""
@@ -172,7 +188,7 @@ def show(report: Report, say: Callable[[str], None] = print) -> None:
     for finding in report.findings:
         price = "" if finding.dollars is None else f", ${finding.dollars:.2f} so far"
         box = f"box {finding.box} ({finding.label}) on machine {finding.machine}"
-        say(f"{finding.action}: {box}: {finding.reason}{price}")
+        say(printable(f"{finding.action}: {box}: {finding.reason}{price}"))
     for run in report.pending:
         say(f"pending: a box of run {run} may yet appear: call again in {SETTLE_S / 60:.0f} min")
     if report.damaged:
@@ -192,7 +208,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         report = reap(providers.connect(given.provider), Journal(state_folder()), given.prefix, given.dry_run)
     except RemoteError as error:
-        print(f"reap: {error}", file=sys.stderr)
+        print(printable(f"reap: {error}"), file=sys.stderr)
         return 1
     if given.json:
         print(json.dumps(dataclasses.asdict(report) | {"clean": report.clean}))

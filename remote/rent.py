@@ -265,11 +265,33 @@ class _Attempt:
     def _check(self, seen: Box, max_price: float) -> None:
         if seen.state in ("stopped", "failed"):
             raise NotUsable(f"box {seen.id} on machine {seen.machine_id} is {seen.state}: {seen.message}")
-        if seen.dollars_per_hour > max_price * PRICE_TOLERANCE:
-            price = f"${seen.dollars_per_hour:.3f}/h"
-            raise NotUsable(f"box {seen.id} costs {price}, the limit is ${max_price:.3f}/h")
+        self._check_ordered(seen)
+        self._check_price(seen, max_price)
         if self.clock.now() >= self.label.deadline:
             raise NotUsable(f"box {seen.id} is not usable at its deadline")
+
+    def _check_ordered(self, seen: Box) -> None:
+        """The row of a box may say another GPU than its offer did."""
+        offer = self.offer
+        if seen.gpu not in (None, offer.gpu) or seen.num_gpus not in (None, offer.num_gpus):
+            ordered = f"ordered was {offer.num_gpus} x {offer.gpu}"
+            raise NotUsable(f"box {seen.id} has {seen.num_gpus} x {seen.gpu}, {ordered}")
+
+    def _check_price(self, seen: Box, max_price: float) -> None:
+        """The deadline was computed from the price of the offer, which the box may not keep."""
+        price = f"${seen.dollars_per_hour:.3f}/h"
+        if seen.dollars_per_hour > max_price * PRICE_TOLERANCE:
+            raise NotUsable(f"box {seen.id} costs {price}, the limit is ${max_price:.3f}/h")
+        if seen.dollars_per_hour <= self.offer.dollars_per_hour * PRICE_TOLERANCE:
+            return
+        entries = [entry for entry in self.journal.read()[0] if entry.run == self.order.run]
+        left_h = (self.label.deadline - self.clock.now()) / money.HOUR_S
+        spent = money.price_so_far(money.rents_of(entries), self.clock.now())
+        if (most := spent + left_h * seen.dollars_per_hour) > self.order.caps.dollars:
+            raise NotUsable(
+                f"box {seen.id} costs {price}, it was offered for ${self.offer.dollars_per_hour:.3f}/h: "
+                f"${most:.2f} by its deadline, the cap is ${self.order.caps.dollars:.2f}"
+            )
 
     def _note(self, step: Step, box_id: str = "", note: str = "") -> None:
         self.journal.write(

@@ -8,16 +8,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from remote import money
 from remote.errors import RemoteError
 from remote.labels import NAME, NAME_RULE
 from remote.providers import ssh, vast
 from remote.providers.base import Wanted
+from remote.wheelhouse import manifest
 
 ROOT = Path(__file__).resolve().parents[1]
 OWN_STAGES = ("test", "figures", "all")  # those of run_stage.sh that are no run of the harness
+OWN_FLAGS = ("--run", "--box", "--results")
+MOST_HOURS = 720.0  # a month: more is a slip of the pen
+WORD = r"^([^\s-]\S*)?$"  # no option of the program it is given to
 System = Literal["project", "vllm", "sglang"]
 
 
@@ -33,21 +37,49 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     provider: str = vast.NAME
-    gpu: str = ""
-    num_gpus: int = Field(default=1, ge=1, le=16)
-    gpu_ram_gb: float = Field(default=0.0, ge=0)
-    disk_gb: int = Field(default=100, ge=10)
-    image: str = ""
-    max_dollars_per_hour: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    hours: float = Field(gt=0, allow_inf_nan=False)
-    dollars: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    gpu: str = Field(default="", pattern=r"^(\S+( \S+)*)?$")
+    num_gpus: int = Field(default=1, ge=1, le=16, strict=True)
+    gpu_ram_gb: float = Field(default=0.0, ge=0, le=10_000, strict=True)
+    disk_gb: int = Field(default=100, ge=10, le=100_000, strict=True)
+    image: str = Field(default="", pattern=WORD)
+    max_dollars_per_hour: float = Field(default=0.0, ge=0, allow_inf_nan=False, strict=True)
+    hours: float = Field(gt=0, le=MOST_HOURS, strict=True)
+    dollars: float = Field(default=0.0, ge=0, allow_inf_nan=False, strict=True)
     stages: tuple[str, ...] = Field(min_length=1)
     systems: tuple[System, ...] = ("project", "vllm", "sglang")
     flags: tuple[str, ...] = ()
     wheelhouses: tuple[Path, ...] = ()
     exclude_machines: frozenset[str] = frozenset()
-    user: str = "root"
+    user: str = Field(default="root", min_length=1, pattern=WORD)
     key: Path | None = None
+
+    @field_validator("provider")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        if value != vast.NAME:
+            host = value.removeprefix(f"{ssh.NAME}:")
+            if host == value:
+                raise ValueError(f"unknown provider; there are: {vast.NAME}, {ssh.NAME}:HOST[:PORT]")
+            try:
+                ssh.parse_address(host)
+            except RemoteError as error:
+                raise ValueError(str(error)) from error
+        return value
+
+    @field_validator("stages", "systems")
+    @classmethod
+    def _each_once(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if twice := {name for name in value if value.count(name) > 1}:
+            raise ValueError(f"named twice: {', '.join(sorted(twice))}")
+        return value
+
+    @field_validator("flags")
+    @classmethod
+    def _leave_names_alone(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        """Results are looked for under the names and in the folder that the campaign gives them."""
+        if taken := [flag for flag in value if flag.partition("=")[0] in OWN_FLAGS]:
+            raise ValueError(f"{taken[0]} is set by the campaign itself")
+        return value
 
     @model_validator(mode="after")
     def _fits_its_provider(self) -> Settings:
@@ -56,6 +88,8 @@ class Settings(BaseModel):
             missing = [name for name in needed if not getattr(self, name)]
             if missing:
                 raise ValueError(f"provider {self.provider!r} needs {', '.join(missing)}")
+            if self.key is not None:
+                raise ValueError("`key` is for a box of one's own: a rented box gets one made for the run")
         elif self.key is None:
             raise ValueError("a box of one's own needs `key`, the private ssh key that it accepts")
         return self
@@ -85,8 +119,8 @@ def load(path: Path, checkout: Path = ROOT) -> dict[str, Settings]:
     """Settings by name of box; the only one has the name "".
 
     What stands at the top of the file is for all boxes, and each table [boxes.NAME] says what is other for
-    its box. Raises RemoteError for a file that cannot be read, an unknown field or value, or a stage that is
-    not in `checkout`.
+    its box. Paths are meant from the folder of the file. Raises RemoteError for a file that cannot be read,
+    an unknown field or value, a key or a wheelhouse that is not there, or a stage that is not in `checkout`.
     """
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -127,7 +161,19 @@ def _checked(path: Path, name: str, fields: Mapping[str, object], checkout: Path
         raise RemoteError(f"{where}: {_lines(error)}") from error
     for stage in settings.stages:
         check_stage(stage, checkout)
-    return settings
+    return settings.model_copy(update=_files(settings, path.absolute().parent, where))
+
+
+def _files(settings: Settings, folder: Path, where: str) -> dict[str, object]:
+    """Key and wheelhouses by their whole paths. Raises RemoteError: here, before anything costs money."""
+    key = folder / settings.key.expanduser() if settings.key else None
+    if key is not None and not key.is_file():
+        raise RemoteError(f"{where}: key: there is no file {key}")
+    houses = tuple(folder / house.expanduser() for house in settings.wheelhouses)
+    for house in houses:
+        if not (house / manifest.NAME).is_file():
+            raise RemoteError(f"{where}: wheelhouses: there is no {manifest.NAME} in {house}")
+    return {"key": key, "wheelhouses": houses}
 
 
 def _lines(error: ValidationError) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -43,11 +44,11 @@ def arm(ssh: Ssh, seconds: int, ends: Ends, clock: Clock = SYSTEM_CLOCK) -> None
 
 def status(ssh: Ssh) -> Deadman:
     """Raises RemoteError where no switch is installed."""
-    answer = ssh.read(f"bash {scripts.FOLDER}/deadman.sh status").decode()
-    state, _, seconds = answer.strip().partition(" ")
-    if state not in ("armed", "fired", "off"):
+    answer = ssh.read(f"bash {scripts.FOLDER}/deadman.sh status").decode(errors="replace")
+    found = re.fullmatch(r"(armed|fired|off) (-?\d{1,12})", answer.strip(), re.ASCII)
+    if found is None:
         raise RemoteError(f"not the status of a dead-man switch: {answer[:200]!r}")
-    return Deadman(state, int(seconds))  # type: ignore[arg-type]
+    return Deadman(found[1], int(found[2]))  # type: ignore[arg-type]
 
 
 def onstart(seconds: int) -> str:

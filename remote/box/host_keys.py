@@ -34,11 +34,14 @@ def pin(known_hosts: Path, addresses: Sequence[Address], keys: Sequence[str]) ->
     if not known:
         raise RemoteError("no host key to pin, at least 1 is needed")
     lines = [f"{host_name(address)} {kind} {data}\n" for address in addresses for kind, data in known]
-    known_hosts.parent.mkdir(parents=True, exist_ok=True)
     new = known_hosts.with_name(f"{known_hosts.name}.new")
-    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        file.writelines(lines)
-    new.replace(known_hosts)
+    try:
+        known_hosts.parent.mkdir(parents=True, exist_ok=True)
+        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            file.writelines(lines)
+        new.replace(known_hosts)
+    except OSError as error:
+        raise RemoteError(f"{known_hosts} cannot be written: {error}") from error
 
 
 def check_pinned(known_hosts: Path, address: Address) -> None:

@@ -131,11 +131,14 @@ def _call(ssh: Ssh, arguments: str, stdin: bytes = b"") -> bytes:
 
 
 def _parsed(line: bytes) -> JobStatus:
-    fields = line.decode(errors="replace").split()
-    if len(fields) != 3 or fields[0] not in get_args(State) or not fields[2].isdigit():
+    states = "|".join(get_args(State))
+    found = re.fullmatch(
+        rf"({states}) (-|\d{{1,3}}) (\d{{1,18}})", line.decode(errors="replace").strip(), re.ASCII
+    )
+    if found is None:
         raise RemoteError(f"not the status of a job: {line[:200]!r}")
-    state, rc, log_bytes = fields
-    return JobStatus(state, int(rc) if rc.isdigit() else None, int(log_bytes))  # type: ignore[arg-type]
+    state, rc, log_bytes = found.groups()
+    return JobStatus(state, None if rc == "-" else int(rc), int(log_bytes))  # type: ignore[arg-type]
 
 
 def _check_name(name: str) -> None:

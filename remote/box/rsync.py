@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 LIMIT_S = 3600.0
 SILENCE_S = 120  # rsync gives up when nothing comes for so long
+MOST_FILE_BYTES = 2 * 2**30  # of a result: a file without an end must not fill the disk here
 NEVER_SENT = (".git/", ".env", ".ssh/")  # .git/config and these may hold keys
 KEPT_ON_BOX = ("/results/",)
 
@@ -41,24 +42,34 @@ def push(
     rules += [f"--exclude-from={ignored}"] if ignored.exists() else []
     flags = ["--links", "--perms", "--delete-delay", "--delay-updates", *rules]
     flags.append(f"--rsync-path=mkdir -p {shlex.quote(remote)} && rsync")  # --mkpath is not known everywhere
-    _transfer(ssh, flags, f"{folder}/", f"{ssh.address.host}:{remote}/", limit_s)
+    _transfer(ssh, flags, f"{folder}/", f"{_host(ssh)}:{remote}/", limit_s)
 
 
 def fetch(ssh: Ssh, remote: str, local: Path, exclude: Sequence[str] = (), limit_s: float = LIMIT_S) -> None:
     """Copies what is in the remote folder into the local one and deletes nothing.
 
     A file gets its name only when it is whole; what came of one that was cut off is used by the next fetch.
-    Links and devices of the box are left out. Files that vanish meanwhile are looked for again, twice.
+    Links and devices of the box are left out, and files of more than MOST_FILE_BYTES. Files that vanish
+    meanwhile are looked for again, twice.
     """
-    local.mkdir(parents=True, exist_ok=True)
-    flags = ["--no-links", "--partial-dir=.rsync-partial", *(f"--exclude={rule}" for rule in exclude)]
-    source = f"{ssh.address.host}:{remote}/"
+    try:
+        local.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RemoteError(f"{local} cannot be made: {error}") from error
+    flags = ["--no-links", f"--max-size={MOST_FILE_BYTES}", "--partial-dir=.rsync-partial"]
+    flags += [f"--exclude={rule}" for rule in exclude]
+    source = f"{_host(ssh)}:{remote}/"
     for _ in range(2):
         try:
             return _transfer(ssh, flags, source, f"{local}/", limit_s)
         except _Vanished:
             pass
     _transfer(ssh, flags, source, f"{local}/", limit_s)
+
+
+def _host(ssh: Ssh) -> str:
+    """An IPv6 address needs brackets, or its colons would begin the path."""
+    return f"[{ssh.address.host}]" if ":" in ssh.address.host else ssh.address.host
 
 
 class _Vanished(RemoteError):

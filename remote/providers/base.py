@@ -73,7 +73,8 @@ class Box:
 
     `state`: only `starting` can still become `running`; `stopped` (outbid, too) costs its disk. `addresses`:
     of its ssh server, the best first; they can change whenever the box restarts. `started_at`: seconds since
-    the epoch. `message`: the provider's own words about the state.
+    the epoch. `message`: the provider's own words about the state. `gpu`, `num_gpus`: None where it does not
+    say.
     """
 
     id: str
@@ -85,6 +86,8 @@ class Box:
     dollars_per_hour: float
     started_at: float | None
     message: str = ""
+    gpu: str | None = None
+    num_gpus: int | None = None
 
 
 class Provider(Protocol):

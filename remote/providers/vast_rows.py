@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,8 @@ from remote.errors import ProviderError
 from remote.providers.base import Address, Box, Offer, State, Wanted
 
 NAME = "vast"
+SHOWN_CHARACTERS = 300  # of what the provider says about a box
+HOST = r"[A-Za-z0-9][A-Za-z0-9._-]*"  # neither an option of ssh nor a path of rsync
 MOST_OFFERS = 64  # the server returns no more
 STATES: Mapping[str, State] = {
     "running": "running",
@@ -65,10 +68,10 @@ def rental(label: str, image: str, disk_gb: int, onstart: str) -> dict[str, Any]
 
 
 def offer_of(row: Any) -> Offer | None:
-    """None for a row that cannot be rented or judged: without an id, a machine or a price."""
+    """None for a row that cannot be rented or judged: without an id, a machine or a price above 0."""
     if not isinstance(row, Mapping):
         return None
-    number, machine, price = _id(row.get("id")), _id(row.get("machine_id")), _number(row.get("dph_total"))
+    number, machine, price = _id(row.get("id")), _id(row.get("machine_id")), _price(row.get("dph_total"))
     if not number or not machine or price is None:
         return None
     reliability = row.get("reliability2") if row.get("reliability2") is not None else row.get("reliability")
@@ -102,10 +105,16 @@ def box_of(row: Any) -> Box:
         machine_id=_id(row.get("machine_id")),
         state=_state(row, status),
         addresses=addresses_of(row),
-        dollars_per_hour=_number(row.get("dph_total")) or 0.0,
+        dollars_per_hour=_price(row.get("dph_total")) or 0.0,
         started_at=_number(row.get("start_date")),
-        message=" ".join(f"{status or 'no status yet'}: {_text(row.get('status_msg'))}".split()).rstrip(":"),
+        message=_message(status, _text(row.get("status_msg"))),
+        gpu=_text(row.get("gpu_name")) or None,
+        num_gpus=_whole(row.get("num_gpus")),
     )
+
+
+def _message(status: str, said: str) -> str:
+    return " ".join(f"{status or 'no status yet'}: {said}".split()).rstrip(":")[:SHOWN_CHARACTERS]
 
 
 def _state(row: Mapping[str, Any], status: str) -> State:
@@ -120,7 +129,9 @@ def addresses_of(row: Mapping[str, Any]) -> tuple[Address, ...]:
     direct = (row.get("public_ipaddr"), _mapped_port(row.get("ports")))
     proxy = (row.get("ssh_host"), row.get("ssh_port"))
     found = [(_text(host), _whole(port)) for host, port in (direct, proxy)]
-    return tuple(Address(host, port) for host, port in found if host and port and 0 < port < 65536)
+    return tuple(
+        Address(host, port) for host, port in found if port and 0 < port < 65536 and re.fullmatch(HOST, host)
+    )
 
 
 def _mapped_port(ports: Any) -> Any:
@@ -135,7 +146,7 @@ def _text(value: Any) -> str:
 
 def _id(value: Any) -> str:
     whole = _whole(value)
-    return str(whole) if whole is not None else ""
+    return str(whole) if whole is not None and whole > 0 else ""
 
 
 def _whole(value: Any) -> int | None:
@@ -143,12 +154,18 @@ def _whole(value: Any) -> int | None:
     return int(number) if number is not None and number == int(number) else None
 
 
+def _price(value: Any) -> float | None:
+    """What is said to cost nothing, or less, has no price: caps could not be kept by it."""
+    number = _number(value)
+    return float(number) if number is not None and number > 0 else None
+
+
 def _number(value: Any) -> float | int | None:
-    """Numbers come as numbers or as text; a truth value is none, nor is what is not finite."""
+    """Numbers come as numbers or as text; a truth value is none, nor is what is beyond all reason."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     if isinstance(value, int):
-        return value
+        return value if abs(value) < 2**63 else None
     try:
         number = float(value)
     except ValueError:

@@ -94,9 +94,10 @@ class FakeVast:
     """A context manager; `url` and `key` are what a client needs.
 
     `troubles`: what goes wrong next, the first that matches first. `boot`: the statuses that a new box goes
-    through, one at each look at it; `boot_of_machine`: on that machine. `late`: looks that pass before a new
-    box appears. `resale`: an offer stays when it is taken. `stubborn`: requests to destroy a new box that are
-    taken and forgotten. `log_polls`: times that a log which was asked for is not there yet.
+    through, one at each look at it; `boot_of_machine`: on that machine. `filters`: a search is obeyed.
+    `late`: looks that pass before a new box appears. `resale`: an offer stays when it is taken. `stubborn`:
+    requests to destroy a new box that are taken and forgotten. `log_polls`: times that a log which was asked
+    for is not there yet.
     """
 
     def __init__(self, offers: Sequence[Row] = ()) -> None:
@@ -107,6 +108,7 @@ class FakeVast:
         self.troubles: list[Trouble] = []
         self.boot: Sequence[str | None] = BOOT
         self.boot_of_machine: dict[int, Sequence[str | None]] = {}
+        self.filters = True
         self.late = 0
         self.resale = False
         self.stubborn = 0
@@ -195,7 +197,7 @@ class FakeVast:
         disk = float(seen.body.get("allocated_storage") or 5)
         rows = [self._priced(row, disk) for row in self.offers.values()]
         for name, conditions in seen.body.items():
-            if isinstance(conditions, dict):
+            if isinstance(conditions, dict) and self.filters:
                 rows = [row for row in rows if _holds(row, name, conditions)]
         rows.sort(key=lambda row: row["dph_total"])
         return 200, {"offers": rows[: int(seen.body.get("limit") or 64)]}
@@ -213,7 +215,9 @@ class FakeVast:
         box = self._new_number()
         price = self._priced(offer, float(seen.body["disk"]))["dph_total"]
         row = self._row(box, offer["machine_id"], seen.body["label"], price) | {
-            "image_uuid": seen.body["image"]
+            "image_uuid": seen.body["image"],
+            "gpu_name": offer["gpu_name"],
+            "num_gpus": offer["num_gpus"],
         }
         row["onstart"] = seen.body.get("onstart")
         self.boxes[box] = row

@@ -59,6 +59,10 @@ echo "GPU: $(nvidia-smi --query-gpu=name,memory.total,driver_version --format=cs
 """
 
 
+# A hook: the stage is at work until `go`.
+WAITS = 'touch "$HOME/at-work"; until [[ -e "$HOME/go" ]]; do sleep 0.05; done\n'
+
+
 class Brisk:
     """Real time that a test can put forward, in which no pause is longer than `longest`."""
 
@@ -121,6 +125,23 @@ def street(folder: Path, offers: Sequence[Row] | None = None) -> Iterator[Street
         fake.on_create, fake.on_attach, fake.on_destroy = made._create, made._attach, made._destroy
         with made._stack:
             yield made
+
+
+def hook(there: Street, script: str, name: str = "hook") -> None:
+    """Bash that the stages of boxes that are yet to be made run in their middle."""
+
+    def write(box: Box) -> None:
+        (box.home / name).write_text(script)
+
+    there.made = write
+
+
+def at_work(there: Street) -> bool:
+    return bool(there.boxes) and (there.box.home / "at-work").exists()
+
+
+def go(there: Street) -> None:
+    (there.box.home / "go").touch()
 
 
 def small_checkout(folder: Path, with_code: bool = False) -> Path:

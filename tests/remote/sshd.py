@@ -68,12 +68,13 @@ esac
 
 
 def need_sshd() -> str:
-    """Path of sshd. Skips the test, or fails it, where sshd or rsync is missing."""
+    """Path of sshd. Skips the test, or fails it, where sshd, ssh or rsync is missing."""
     sshd = shutil.which("sshd", path=os.environ.get("PATH", "") + SBIN)
-    missing = [name for name, path in (("sshd", sshd), ("rsync", shutil.which("rsync"))) if path is None]
+    found = {"sshd": sshd, "ssh": shutil.which("ssh"), "rsync": shutil.which("rsync")}
+    missing = [name for name, path in found.items() if path is None]
     if not missing:
         return str(sshd)
-    reason = f"no {' and no '.join(missing)} here: apt-get install openssh-server rsync"
+    reason = f"no {' and no '.join(missing)} here: apt-get install openssh-server openssh-client rsync"
     if os.environ.get(REQUIRE) == "1":
         pytest.fail(f"{reason} ({REQUIRE}=1)")
     pytest.skip(reason)

@@ -16,9 +16,12 @@ from tests.remote.doomed_campaign import STEPS
 from tests.remote.rented import ROOT, Street, make_desk, small_checkout, street
 from tests.remote.test_killed import reap_now
 
-pytestmark = pytest.mark.slow  # real servers, seconds each
-
-EACH = [(when, step) for step in STEPS for when in ("before", "after")]
+# Real servers, seconds each: one of them every day.
+EACH = [
+    pytest.param(when, step, marks=() if (when, step) == ("after", "job start") else pytest.mark.slow)
+    for step in STEPS
+    for when in ("before", "after")
+]
 
 
 @pytest.fixture
@@ -41,6 +44,7 @@ def test_reap_then_leaves_no_box(there: Street, tmp_path: Path, when: str, step:
     assert there.fake.boxes == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("when", "step"), EACH)
 def test_the_same_call_goes_on(there: Street, tmp_path: Path, when: str, step: str) -> None:
     """With the same box, unless it was destroyed; no stage runs twice on it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,8 +15,8 @@ from invoke import Collection
 
 from harness.verify import verify
 from remote import fabfile
-from tests.remote.fake_vast import KEY, FakeVast, make_offer
-from tests.remote.rented import Street, small_checkout, street
+from tests.remote.fake_vast import KEY, FakeVast, Trouble, make_offer
+from tests.remote.rented import Street, small_checkout
 from tests.remote.sshd import Box, until
 
 FAB = str(Path(sys.executable).parent / "fab")
@@ -83,12 +84,6 @@ def shell(tmp_path: Path, checkout: Path) -> Iterator[Shell]:
         yield Shell(tmp_path, fake, checkout)
 
 
-@pytest.fixture
-def there(tmp_path: Path) -> Iterator[Street]:
-    with street(tmp_path / "street") as made:
-        yield made
-
-
 def test_the_list_reads_like_a_manual(shell: Shell) -> None:
     listed = json.loads(shell.ok("--list", "--list-format", "json"))["tasks"]
     assert [one["name"] for one in listed] == TASKS
@@ -133,7 +128,7 @@ def test_a_dry_run_changes_nothing(shell: Shell) -> None:
 def test_errors_are_a_line_and_status_1(shell: Shell) -> None:
     for words, message in (
         (("campaign",), "error: campaign: --settings FILE is needed"),
-        (("fetch", "--run", "night"), "error: there is no run night"),
+        (("fetch", "--run", "night"), "error: there is no run night, nor any other yet"),
         (("offers", "--settings", str(shell.settings), "--box", "b"), "error: box 'b': "),
     ):
         done = shell.fab(*words)
@@ -144,6 +139,44 @@ def test_errors_are_a_line_and_status_1(shell: Shell) -> None:
 def test_no_run_yet(shell: Shell) -> None:
     assert json.loads(shell.ok("status", "--json")) == []
     assert shell.ok("reap") == "no box\n"
+
+
+@pytest.mark.parametrize("task", ["campaign", "rent"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_one_that_is_ended_while_it_waits_for_its_box(
+    shell: Shell, task: str, number: signal.Signals
+) -> None:
+    """By someone impatient, who says it again while the box is being destroyed."""
+    shell.fake.boot = (None, "loading")
+    shell.fake.troubles.append(
+        Trouble("DELETE", ".*", 1, 200, after=True, wait_s=1.0, body={"success": True})
+    )
+    with shell.start(task, "--settings", str(shell.settings), "--run", "night") as running:
+        until(lambda: shell.fake.requests("POST", ".*/ssh/"))
+        running.send_signal(number)
+        until(lambda: shell.fake.requests("DELETE"))
+        running.send_signal(number)
+        out, err = running.communicate(timeout=60)
+    assert running.returncode == (143 if number == signal.SIGTERM else 1), out + err
+    assert shell.fake.boxes == {} and len(shell.fake.created) == 1
+    (row,) = json.loads(shell.ok("status", "--json"))
+    assert row["step"] == "destroyed"
+
+
+def test_what_a_provider_says_does_not_steer_the_terminal(shell: Shell) -> None:
+    shell.fake.offers[1021]["geolocation"] = "\x1b[2JSweden\r"
+    assert "\x1b" not in (out := shell.ok("offers", "--settings", str(shell.settings))) and "[2JSweden" in out
+
+
+def test_a_key_file_that_others_can_read_is_refused(shell: Shell) -> None:
+    folder = shell.folder / "config" / "vastai"
+    folder.mkdir(parents=True)
+    (folder / "vast_api_key").write_text(KEY)
+    (folder / "vast_api_key").chmod(0o644)
+    shell.environment |= {"VAST_API_KEY": "", "XDG_CONFIG_HOME": str(shell.folder / "config")}
+    done = shell.fab("offers", "--settings", str(shell.settings))
+    assert done.returncode == 1 and "has mode 644, the limit is 600: chmod 600" in done.stderr
+    assert KEY not in done.stderr and shell.fake.seen == []
 
 
 @pytest.mark.slow  # a real server

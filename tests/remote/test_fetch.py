@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from harness.verify import verify
 from remote.desk import Desk
 from remote.errors import RemoteError
-from remote.fetch import settle
+from remote.fetch import missing, settle
 from remote.journal import Journal
 from remote.providers.base import Address
 from remote.providers.ssh import Own
@@ -85,3 +86,51 @@ def test_a_full_disk_leaves_no_part_of_a_run(desk: Desk, monkeypatch: pytest.Mon
     with pytest.raises(RemoteError, match="No space left on device; it is kept there"):
         settle(desk, "1")
     assert list(desk.results.iterdir()) == [] and path.exists()
+
+
+def lie(path: Path, change: dict[str, object]) -> None:
+    """The manifest says something else."""
+    manifest = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps(manifest | change))
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff\xfe", b"[" * 100_000, b'{"schema_version": 1' + b"0" * 5000 + b"}", b"null", b"7"]
+)
+def test_a_manifest_that_is_none(desk: Desk, content: bytes) -> None:
+    path = came(desk)
+    (path / "manifest.json").write_bytes(content)
+    came(desk, "night-other")
+    other, run = settle(desk, "1")
+    assert run.problems and not (desk.results / "night-smoke").exists()
+    assert other.problems == ()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"cells": []},
+        {"files": []},
+        {"complete": False},
+        {"files": [{"path": "../../../etc/passwd", "sha256": "0" * 64, "bytes": 1}]},
+        {"files": [{"path": "nul\0", "sha256": "0" * 64, "bytes": 1}]},
+    ],
+)
+def test_a_manifest_that_lies(desk: Desk, change: dict[str, object]) -> None:
+    lie(came(desk), change)
+    (run,) = settle(desk, "1")
+    assert run.problems and list(desk.results.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["-rf", "a b", "caf\u00e9", "a\nb", "\x1b[2J"])
+def test_a_folder_that_is_not_named_like_a_run(desk: Desk, name: str) -> None:
+    came(desk, name)
+    (run,) = settle(desk, "1")
+    assert "is no name of a run" in run.problems[0] and list(desk.results.iterdir()) == []
+
+
+def test_a_run_that_should_have_come_is_missed(desk: Desk) -> None:
+    came(desk)
+    arrived = settle(desk, "1")
+    (run,) = missing(desk, "1", ["night-smoke", "night-compare"], arrived)
+    assert (run.run, run.problems) == ("night-compare", ("did not come from box 1",))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -14,16 +13,10 @@ from remote.campaign import Outcome, campaign
 from remote.desk import Desk, Ended, Stop
 from remote.errors import RemoteError
 from remote.matrix import campaigns, merged
-from tests.remote.rented import SETTINGS, Street, make_desk, street
+from tests.remote.rented import SETTINGS, Street, make_desk
 from tests.remote.sshd import Box, until
 
 pytestmark = pytest.mark.slow  # real servers and real waits
-
-
-@pytest.fixture
-def there(tmp_path: Path) -> Iterator[Street]:
-    with street(tmp_path / "street") as made:
-        yield made
 
 
 def desks(there: Street, folder: Path, names: str) -> list[Desk]:

@@ -14,7 +14,7 @@ VAST, REST = "remote/providers/test_vast.py", "remote/providers/test_rest.py"
 RENT, REAP, KILLED, MATRIX = (f"remote/test_{part}.py" for part in ("rent", "reap", "killed", "matrix"))
 CAMPAIGN, FETCH, FABFILE = (f"remote/test_{part}.py" for part in ("campaign", "fetch", "fabfile"))
 SETUP, STAGE, TAKEOVER = (f"remote/test_{part}.py" for part in ("setup_gpu_box", "run_stage", "takeover"))
-RECORDS = "about the store of results, which is the harness's: see tests/harness"
+STORE, TABLES = "harness/test_store.py", "figures/test_make_tables.py"
 
 FAULTS: dict[str, str | tuple[tuple[str, str], ...]] = {
     "skypilot#10517": ((VAST, "test_a_deprecated_list_is_not_an_empty_one"),),
@@ -22,7 +22,10 @@ FAULTS: dict[str, str | tuple[tuple[str, str], ...]] = {
     "skypilot#10730": ((CAMPAIGN, "test_a_box_that_forgets_the_key_for_a_while"),),
     "skypilot#6514": ((RENT, "test_a_box_that_runs_but_does_not_answer"),),
     "skypilot#6449": ((RENT, "test_a_key_that_does_not_arrive"),),
-    "skypilot#10209": ((REST, "test_the_key_travels_in_the_header_only"),),
+    "skypilot#10209": (
+        (REST, "test_the_key_travels_in_the_header_only"),
+        (CAMPAIGN, "test_the_account_key_is_nowhere"),
+    ),
     "vast-cli#470": ((REST, "test_the_key_travels_in_the_header_only"),),
     "skypilot#5946": ((DEADMAN, "test_a_restart_does_not_give_more_time"),),
     "skypilot#2768": ((DEADMAN, "test_it_is_armed_at_the_start_of_a_box_that_nobody_connects_to"),),
@@ -48,7 +51,10 @@ FAULTS: dict[str, str | tuple[tuple[str, str], ...]] = {
     "skypilot#8096": ((RSYNC, "test_a_push_makes_equal_and_deletes_what_is_stale"),),
     "burst#167": ((RSYNC, "test_a_fetch_from_a_fresh_box_leaves_all_at_home"),),
     "AutoSci#65": ((RSYNC, "test_a_push_keeps_results_environments_and_what_git_ignores"),),
-    "fabric#1804": ((SSH, "test_an_unknown_host_key_is_refused"),),
+    "fabric#1804": (
+        (SSH, "test_an_unknown_host_key_is_refused"),
+        (SSH, "test_a_key_of_another_kind_than_the_pinned_one_is_refused"),
+    ),
     "fabric#2071": ((SSH, "test_a_changed_host_key_is_refused_until_it_is_pinned_anew"),),
     "fabric#2138": ((CAMPAIGN, "test_a_changed_host_key_that_nobody_vouches_for"),),
     "fabric#1384": ((SSH, "test_a_peer_that_froze_between_calls_times_out"),),
@@ -59,17 +65,20 @@ FAULTS: dict[str, str | tuple[tuple[str, str], ...]] = {
     "vast-cli#75": "the provider's own command line is not used",
     "vast-cli#39": "the provider's own command line is not used",
     "vast-ai/docs#143": ((VAST, "test_requests_are_shaped_like_its_own"),),
-    "asv#658": RECORDS,
-    "asv#1410": RECORDS,
+    "asv#658": ((STORE, "test_a_broken_manifest_is_damage"),),
+    "asv#1410": "results name their commit, and nothing leaves out what it does not find in git",
     "ann-benchmarks#399": ((SETUP, "test_it_makes_one_environment_a_system_and_can_be_called_again"),),
     "turbovec#312": ((CAMPAIGN, "test_the_box_gets_the_source_its_record_and_no_more"),),
-    "samyama-graph#476": RECORDS,
+    "samyama-graph#476": ((TABLES, "test_tables_of_the_readme_are_what_the_committed_runs_give"),),
     "LSKV#103": (
         (FETCH, "test_what_is_not_whole_stays_away"),
         (FETCH, "test_a_full_disk_leaves_no_part_of_a_run"),
     ),
     "bernstein#5919": ((FETCH, "test_a_run_that_grew_when_it_was_copied_is_that_run"),),
-    "tlaps-bench#60": ((FETCH, "test_a_whole_run_is_laid_down_once"),),
+    "tlaps-bench#60": (
+        (FETCH, "test_a_whole_run_is_laid_down_once"),
+        (STORE, "test_a_partial_run_that_cannot_be_read_is_not_gone_on_with"),
+    ),
     "InferenceX#1966": ((FETCH, "test_another_run_of_the_name_is_left_alone"),),
     "InferenceX#1580": "results are files of the repository and do not expire",
     "uv#17645": ((SETUP, "test_it_makes_one_environment_a_system_and_can_be_called_again"),),

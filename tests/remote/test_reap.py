@@ -63,6 +63,35 @@ def test_no_box(yard: Yard) -> None:
     assert yard.reap() == Report((), (), 0)
 
 
+@pytest.mark.parametrize("step", ["created", "running", "kept", "destroying"])
+def test_a_box_that_went_while_nobody_looked_costs_no_more(yard: Yard, step: str) -> None:
+    number = yard.box("intent", "created", step)
+    del yard.fake.boxes[number]
+    assert yard.reap(dry_run=True).clean and yard.journal.read()[0][-1].step == step
+    assert yard.reap().clean and yard.reap().clean
+    last = yard.journal.read()[0][-1]
+    assert (last.step, last.box, last.at) == ("destroyed", str(number), yard.still.time)
+    assert len(yard.journal.read()[0]) == 4
+
+
+def test_a_box_that_is_too_young_to_be_listed_is_not_called_gone(yard: Yard) -> None:
+    yard.note("intent", at=START - 10)
+    yard.note("created", 5999, at=START - 5)
+    yard.reap()
+    assert yard.journal.read()[0][-1].step == "created"
+
+
+def test_a_box_that_is_not_listed_but_known_is_not_called_gone(yard: Yard) -> None:
+    """Nor is one whose controller is at work: what it sees it notes itself."""
+    number = yard.box("intent", "created", "running")
+    yard.fake.troubles.append(Trouble("GET", LIST, 9, 200, body={"instances": [], "total_instances": 0}))
+    yard.reap()
+    del yard.fake.boxes[number]
+    with yard.journal.hold("night-1"):
+        yard.reap()
+    assert yard.journal.read()[0][-1].step == "running"
+
+
 def test_an_overdue_box_of_another_machine(yard: Yard) -> None:
     number = yard.box(label=f"llm-ladder/elsewhere/{PAST}")
     report = yard.reap()

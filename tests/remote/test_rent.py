@@ -200,6 +200,35 @@ def test_a_box_that_costs_more_than_the_limit(house: House) -> None:
     assert len(house.fake.destroyed) == 1
 
 
+@pytest.mark.parametrize(("price", "machine"), [(0.80, "102"), (0.95, "101")])
+def test_a_box_that_costs_more_than_its_offer_said(house: House, price: float, machine: str) -> None:
+    """Below the limit an hour; by the deadline, which comes from the offer's price, over the cap or not."""
+    caps = Caps(hours=3, dollars=2.50)
+    house.fake.on_create = lambda row: row.update(dph_total=price) if row["machine_id"] == 102 else None
+    assert house.rent(order=replace(ORDER, caps=caps)).machine_id == machine
+    told = [line for line in house.said if "it was offered for $0.370/h: $2.85 by its deadline" in line]
+    assert bool(told) == (machine == "101")
+
+
+@pytest.mark.parametrize("price", [None, "", "free", 0, -0.5, float("nan"), 10**400])
+def test_a_box_without_a_usable_price_is_paid_as_its_offer_said(house: House, price: object) -> None:
+    house.fake.on_create = lambda row: row.update(dph_total=price)
+    assert house.rent().dollars_per_hour == pytest.approx(0.37)
+
+
+@pytest.mark.parametrize("change", [{"gpu_name": "RTX 4080"}, {"num_gpus": 2}])
+def test_a_box_of_another_gpu_than_ordered(house: House, change: dict[str, object]) -> None:
+    house.fake.on_create = lambda row: row.update(change) if row["machine_id"] == 102 else None
+    assert house.rent().machine_id == "101"
+    assert any("ordered was 1 x RTX 4090" in line for line in house.said)
+    assert len(house.fake.destroyed) == 1
+
+
+def test_a_box_that_does_not_say_its_gpu(house: House) -> None:
+    house.fake.on_create = lambda row: row.update(gpu_name=None, num_gpus=None)
+    assert house.rent().machine_id == "102"
+
+
 def test_a_lost_answer(house: House) -> None:
     house.fake.troubles.append(Trouble("PUT", ASKS, after=True, cut=True))
     box = house.rent()

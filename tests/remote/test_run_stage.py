@@ -205,13 +205,6 @@ def test_all_runs_every_stage_and_reports_the_failure(checkout: Checkout) -> Non
     assert checkout.stage("all", "--device", "cpu").returncode == 2
 
 
-def test_ci_runs_the_test_stage(checkout: Checkout) -> None:
-    checkout.add_python()
-    assert checkout.call(".ci/run").returncode == 0
-    (call,) = checkout.python_calls
-    assert call["argv"][1:] == ["-m", "pytest", "-n", "2"]
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_reaches_the_stage_once_and_its_end_is_awaited(
     checkout: Checkout, number: signal.Signals

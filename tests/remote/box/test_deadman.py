@@ -12,8 +12,6 @@ from remote.box.deadman import MAX_ONSTART, arm, onstart, status
 from remote.errors import RemoteError
 from tests.remote.sshd import Box, kill, until
 
-pytestmark = pytest.mark.slow  # real servers and real waits, some minutes in all
-
 BOOT = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
@@ -40,6 +38,7 @@ def test_it_ends_the_job_and_powers_the_box_down_without_a_connection(box: Box) 
     assert (box.home / "llm-ladder" / "jobs" / "job" / "rc").read_text().strip() == str(128 + 15)
 
 
+@pytest.mark.slow
 def test_before_its_time_it_does_nothing(box: Box) -> None:
     arm(box.ssh(), 1000, "box")
     start_job(box)
@@ -49,6 +48,7 @@ def test_before_its_time_it_does_nothing(box: Box) -> None:
     assert box.running("sleep 1000") and not box.powered_down
 
 
+@pytest.mark.slow
 def test_of_a_box_one_owns_only_the_jobs_end(box: Box) -> None:
     arm(box.ssh(), 1000, "jobs")
     start_job(box)
@@ -60,6 +60,7 @@ def test_of_a_box_one_owns_only_the_jobs_end(box: Box) -> None:
     assert status(box.ssh()).state == "armed"
 
 
+@pytest.mark.slow
 def test_a_job_that_does_not_obey_is_killed(box: Box) -> None:
     arm(box.ssh(), 1000, "jobs")
     start_job(box, "trap '' TERM; setsid sleep 1000 & while :; do sleep 0.1; done")
@@ -68,6 +69,7 @@ def test_a_job_that_does_not_obey_is_killed(box: Box) -> None:
     assert job.status(box.ssh(), "job").rc == 128 + 9
 
 
+@pytest.mark.slow
 def test_it_can_be_extended_and_shortened(box: Box) -> None:
     arm(box.ssh(), 3, "box")
     arm(box.ssh(), 1000, "box")
@@ -78,12 +80,14 @@ def test_it_can_be_extended_and_shortened(box: Box) -> None:
     until(lambda: box.powered_down)
 
 
+@pytest.mark.slow
 def test_a_clock_that_is_set_back_does_not_delay_it(box: Box) -> None:
     arm(box.ssh(), 1000, "box")
     deadline(box).write_text(f"{int(time.time()) + 90_000} {uptime() - 1} {BOOT} box\n")
     until(lambda: box.powered_down)
 
 
+@pytest.mark.slow
 def test_a_clock_that_is_set_forward_does_not_end_the_work(box: Box) -> None:
     arm(box.ssh(), 1000, "box")
     deadline(box).write_text(f"{int(time.time()) - 90_000} {uptime() + 1000} {BOOT} box\n")
@@ -100,6 +104,7 @@ def test_a_wrong_clock_of_the_box_from_the_start_changes_nothing(box: Box) -> No
     assert boot == BOOT and abs(int(counted) - uptime() - 1000) < 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("late", [True, False])
 def test_after_a_restart_of_the_machine_the_date_decides(box: Box, late: bool) -> None:
     box.boot(onstart(1000))
@@ -135,6 +140,7 @@ def test_the_start_script_fits_and_holds_no_key() -> None:
     assert len(onstart(10**6)) <= MAX_ONSTART
 
 
+@pytest.mark.slow
 def test_a_deadline_file_that_is_lost_or_damaged_changes_nothing(box: Box) -> None:
     arm(box.ssh(), 4, "box")
     for text in ("", "garbage\n", "1 2\n", "1 1 x everything\n"):
@@ -154,6 +160,7 @@ def test_a_switch_that_was_killed_is_off(box: Box) -> None:
     until(lambda: status(box.ssh()).state == "off")
 
 
+@pytest.mark.slow
 def test_a_switch_outlives_term(box: Box) -> None:
     arm(box.ssh(), 1000, "box")
     for process in box.running("deadman.sh watch"):

@@ -14,8 +14,6 @@ from remote.box.errors import DiskFull, HostKeyMismatch, KeyRefused, Lost, Timed
 from remote.errors import RemoteError
 from tests.remote.sshd import Box, make_key, until
 
-pytestmark = pytest.mark.slow  # real servers and real waits, some minutes in all
-
 
 def tree(folder: Path) -> dict[str, str]:
     return {
@@ -49,6 +47,7 @@ def test_a_push_makes_equal_and_deletes_what_is_stale(box: Box, checkout: Path) 
     assert tree(remote) == tree(checkout)
 
 
+@pytest.mark.slow
 def test_a_push_keeps_results_environments_and_what_git_ignores(box: Box, checkout: Path) -> None:
     remote = box.home / "checkout"
     kept = {
@@ -74,6 +73,7 @@ def test_a_push_never_sends_what_may_hold_keys(box: Box, checkout: Path) -> None
     assert "token" not in tree(box.home / "checkout").values()
 
 
+@pytest.mark.slow
 def test_a_fetch_deletes_nothing_and_brings_what_is_new(box: Box, tmp_path: Path) -> None:
     write(box.home / "results", a="new", sub__b="b")
     local = tmp_path / "my results"
@@ -110,6 +110,7 @@ def cut_after(box: Box, sent: int) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_fetch_that_is_cut_off_leaves_the_old_file_and_the_next_one_ends_it(
     box: Box, tmp_path: Path
 ) -> None:
@@ -127,6 +128,7 @@ def test_a_fetch_that_is_cut_off_leaves_the_old_file_and_the_next_one_ends_it(
     assert [path.name for path in (tmp_path / "results").iterdir()] == ["rows"]
 
 
+@pytest.mark.slow
 def test_a_push_that_is_cut_off_leaves_the_box_as_it_was(box: Box, checkout: Path) -> None:
     box.ssh().push(checkout, "checkout")
     before = tree(box.home / "checkout")
@@ -212,6 +214,7 @@ def test_a_frozen_box_times_out(box: Box, checkout: Path) -> None:
     box.thaw()
 
 
+@pytest.mark.slow
 def test_rsync_gives_up_on_silence(box: Box, checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rsync, "SILENCE_S", 1)
     box.program("rsync", "#!/bin/bash\nexec sleep 1000\n")
@@ -219,6 +222,7 @@ def test_rsync_gives_up_on_silence(box: Box, checkout: Path, monkeypatch: pytest
         box.ssh().push(checkout, "checkout")
 
 
+@pytest.mark.slow
 def test_a_missing_folder_and_a_missing_rsync_are_named(box: Box, tmp_path: Path) -> None:
     with pytest.raises(RemoteError, match="No such file or directory"):
         box.ssh().fetch("nowhere", tmp_path / "results")
@@ -228,6 +232,7 @@ def test_a_missing_folder_and_a_missing_rsync_are_named(box: Box, tmp_path: Path
         box.ssh().fetch("nowhere", tmp_path / "results")
 
 
+@pytest.mark.slow
 def test_files_that_vanish_are_looked_for_again(box: Box, tmp_path: Path) -> None:
     write(box.home / "results", a="a")
     count = box.folder / "count"

@@ -20,8 +20,6 @@ from remote.errors import RemoteError
 from remote.providers.base import Address
 from tests.remote.sshd import Box, free_port, make_key, until
 
-pytestmark = pytest.mark.slow  # real servers and real waits, some minutes in all
-
 
 @contextmanager
 def meanwhile(action: Callable[[], None]) -> Iterator[None]:
@@ -62,6 +60,7 @@ def test_much_output_on_both_streams_does_not_block(box: Box) -> None:
     assert (result.status, len(result.out), len(result.err)) == (0, size, size)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", ["", ">&2"])
 def test_too_much_output_is_refused(box: Box, monkeypatch: pytest.MonkeyPatch, stream: str) -> None:
     monkeypatch.setattr(ssh_module, "MAX_OUTPUT", 100_000)
@@ -71,6 +70,7 @@ def test_too_much_output_is_refused(box: Box, monkeypatch: pytest.MonkeyPatch, s
     assert ssh.run("echo on").out == "on\n"
 
 
+@pytest.mark.slow
 def test_more_calls_than_sessions_of_a_connection(box: Box) -> None:
     ssh = box.ssh()
     assert [ssh.run(f"echo {n}").out for n in range(15)] == [f"{n}\n" for n in range(15)]
@@ -178,6 +178,7 @@ def test_a_slow_command_times_out(box: Box) -> None:
     assert ssh.alive()
 
 
+@pytest.mark.slow
 def test_a_peer_that_freezes_in_mid_run_times_out(box: Box) -> None:
     ssh = box.ssh()
 

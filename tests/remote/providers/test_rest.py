@@ -46,10 +46,13 @@ def raw_server(*parts: bytes, pause_s: float = 0.0) -> Iterator[str]:
 
 
 def test_the_key_travels_in_the_header_only(api: Api, fake: FakeVast) -> None:
+    fake.add_box("llm-ladder/night/1900000000")
     api.call("GET", LIST, query={"limit": "25"})
-    (seen,) = fake.seen
-    assert seen.headers["authorization"] == f"Bearer {KEY}"
-    assert KEY not in seen.path + str(seen.query)
+    api.call("GET", "/api/v0/instances/5001/")
+    api.call("PUT", "/api/v0/instances/5001/", {"label": "other"})
+    api.call("DELETE", "/api/v0/instances/5001/", {})
+    assert {seen.headers["authorization"] for seen in fake.seen} == {f"Bearer {KEY}"}
+    assert KEY not in str([(seen.path, seen.query, seen.body) for seen in fake.seen])
 
 
 def test_no_repr_shows_the_key(api: Api) -> None:

@@ -110,6 +110,7 @@ class TestOffers:
         capped = replace(WANTED, disk_gb=146, max_dollars_per_hour=0.40)
         assert [offer.id for offer in vast.offers(capped)] == ["21"]
 
+    @pytest.mark.parametrize("filters", [True, False])
     @pytest.mark.parametrize(
         "changes",
         [
@@ -132,15 +133,21 @@ class TestOffers:
             {"id": None},
         ],
     )
-    def test_that_lack_something(self, vast: Vast, fake: FakeVast, changes: dict[str, Any]) -> None:
-        fake.offers[1] = make_offer(1, 0.01, **changes)
+    def test_that_lack_something(
+        self, vast: Vast, fake: FakeVast, changes: dict[str, Any], filters: bool
+    ) -> None:
+        """Also when the provider gives what was not searched for."""
+        fake.filters = filters
+        fake.offers[11] = make_offer(11, 0.01, **changes)
         wanted = replace(WANTED, exclude_machines=frozenset({"666"}))
         assert [offer.id for offer in vast.offers(wanted)] == ["1021", "1011", "1031"]
 
-    @pytest.mark.parametrize("name", ["H100 NVL", "H100 PCIE", "H100 SXM"])
-    def test_names_are_exact(self, vast: Vast, fake: FakeVast, name: str) -> None:
+    @pytest.mark.parametrize("filters", [True, False])
+    @pytest.mark.parametrize("name", ["H100 NVL", "H100 PCIE", "H100 SXM", "H100"])
+    def test_names_are_exact(self, vast: Vast, fake: FakeVast, name: str, filters: bool) -> None:
+        fake.filters = filters
         names = ["H100 NVL", "H100 PCIE", "H100 SXM", "H100"]
-        fake.offers = {n: make_offer(n, 0.9, gpu_name=gpu, gpu_ram=81559) for n, gpu in enumerate(names, 1)}
+        fake.offers = {n: make_offer(n, 0.9, gpu_name=gpu, gpu_ram=81559) for n, gpu in enumerate(names, 11)}
         assert [offer.gpu for offer in vast.offers(replace(WANTED, gpu=name))] == [name]
 
     @pytest.mark.parametrize("trouble", [{"offers": None}, {}, {"offers": "x"}])
