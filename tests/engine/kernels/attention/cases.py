@@ -9,6 +9,7 @@ from engine.kernels.attention import attention_triton, packed_attention_triton
 from engine.kernels.attention_reference import attention_reference, packed_attention_reference
 from tests.engine.kernels.measured import Place
 
+FEW = 4096
 Tensors = tuple[torch.Tensor, ...]
 Operation = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -86,16 +87,20 @@ def assert_all_as_exact(
 
     On top are granted 16 units of the last place of fp32 (of fp64 for fp64) of the largest value of any: a
     row that sees one key has gradients of exactly 0, differences of equal terms, which eager code may hit and
-    the kernels' sums of another order miss.
+    the kernels' sums of another order miss. Of FEW values in 16 bits both errors are luck: there the same
+    algorithm with perfect sums passes the bound in one case of ten, though its error is smaller in the mean.
+    Half a unit of their own last place is granted to them.
     """
     eager = with_gradients(reference, tensors, grad_out)
     exact = with_gradients(reference, tuple(x.double() for x in tensors), grad_out.double())
     wide = torch.float64 if tensors[0].dtype == torch.float64 else torch.float32
-    granted = 16 * torch.finfo(wide).eps * max(float(x.abs().max()) for x in exact if x.numel())
+    largest = max(float(x.abs().max()) for x in exact if x.numel())
+    granted = 16 * torch.finfo(wide).eps * largest
     for name, mine, same_dtype, true in zip(("out", "dQ", "dK", "dV"), ours, eager, exact, strict=True):
         assert mine.dtype == same_dtype.dtype
         assert mine.is_contiguous()
         errors, allowed = (mine.double() - true).abs(), (same_dtype.double() - true).abs()
-        assert float(errors.max()) <= 1.5 * float(allowed.max()) + granted, name
+        luck = largest * torch.finfo(mine.dtype).eps / 2 if mine.itemsize == 2 and mine.numel() < FEW else 0
+        assert float(errors.max()) <= 1.5 * float(allowed.max()) + granted + luck, name
         rms, allowed_rms = (float(x.square().mean().sqrt()) for x in (errors, allowed))
-        assert rms <= 1.5 * allowed_rms + granted, name
+        assert rms <= 1.5 * allowed_rms + granted + luck, name
