@@ -20,6 +20,7 @@ from harness.attention.plan import load_attention_stage
 from harness.attention.run import STAGE as ATTENTION
 from harness.correctness import CorrectnessError
 from harness.errors import BadInput
+from harness.finish import finish
 from harness.gpu import open_nvml
 from harness.looking import RESULTS, ROOT, show
 from harness.plan import Step, present_systems, timeline
@@ -27,7 +28,7 @@ from harness.progress import minutes
 from harness.report import stdout_console
 from harness.run import run_stage
 from harness.stage import DevicePlan, load_stage, stage_names, stages_of_all
-from harness.store import DamagedRun, IncompleteRun, StoreError
+from harness.store import DamagedRun, IncompleteRun, StoreError, load_run
 from harness.survey import RunOptions
 from harness.systems.environment import ENVIRONMENTS, find_environments
 from harness.workload.prompts import PromptError
@@ -86,10 +87,26 @@ def _parser() -> argparse.ArgumentParser:
     stages.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is a GPU")
     stages.set_defaults(command=_stages)
 
+    finishing = commands.add_parser(
+        "finish", help="make a complete run of the cells that an incomplete one has, where it cannot go on"
+    )
+    finishing.add_argument("run", help="its name")
+    finishing.add_argument(
+        "--results", type=Path, default=RESULTS, help="folder of the runs (default: results/v1)"
+    )
+    finishing.set_defaults(command=_finish)
+
     looking.register(commands)
     compare.register(commands)
     rank.register(commands)
     return parser
+
+
+def _finish(args: argparse.Namespace, _arguments: list[str]) -> int:
+    path = finish(args.results, args.run)
+    manifest = load_run(path).manifest
+    print(f"{path}: {len(manifest.cells)} of {manifest.planned_cells} cells")
+    return 0
 
 
 def _stage_options(parser: argparse.ArgumentParser) -> None:

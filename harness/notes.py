@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from harness.check import Checker
 from harness.errors import BadInput
 from harness.progress import say
 from harness.provenance import anonymous
-from harness.rows import RunIdentity
-from harness.schema import CellRecord, ClientCeiling, CorrectnessRow, ServerLaunch, Session, Started
+from harness.schema import ClientCeiling, KneeSearch, ServerLaunch, Session, Started
 from harness.store import RunWriter
 from harness.survey import RunOptions, Survey
 
@@ -75,16 +75,16 @@ class Notes:
         """The client's, as this process measured it."""
         return self.started.sessions[-1].client_ceiling
 
-    def identity(self, record: CellRecord) -> RunIdentity:
-        """What a cell's row says of the machine and the code that measured it."""
-        part = self.started.sessions[record.session]
-        return RunIdentity(self._writer.run, part.box, part.hardware, part.source, self.started.model)
-
     def add_launch(self, launched: ServerLaunch) -> None:
         self._change(servers=[*self.started.servers, launched])
 
-    def set_checks(self, rows: Sequence[CorrectnessRow], agrees: Mapping[str, bool]) -> None:
-        self._change(correctness=list(rows), agrees=dict(agrees))
+    def set_plan(self, searches: Sequence[KneeSearch], planned_cells: int) -> None:
+        self._change(searches=list(searches), planned_cells=planned_cells)
+
+    def set_checks(self, checker: Checker) -> None:
+        self._change(
+            correctness=list(checker.rows), agrees=dict(checker.agrees), reference_check=checker.summary()
+        )
 
     def set_ceiling(self, ceiling: ClientCeiling) -> None:
         *earlier, own = self.started.sessions

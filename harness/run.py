@@ -16,6 +16,7 @@ from harness.check import Checker
 from harness.client.ceiling import measure_ceiling
 from harness.client.player import PlayError, play
 from harness.errors import BadInput
+from harness.finish import identity_of, write_run
 from harness.gpu import strangers_on
 from harness.knee import grid, next_probe
 from harness.notes import Notes
@@ -35,12 +36,11 @@ from harness.play import GpuAccess, PlayedCell, not_played, play_cell, window_ns
 from harness.progress import minutes, phase, say
 from harness.rows import CellTables, serving_row
 from harness.schema import (
-    SCHEMA_VERSION,
     CellRecord,
     ClientCeiling,
     CorrectnessRow,
     KneeRow,
-    Manifest,
+    KneeSearch,
     ServingRow,
 )
 from harness.search import declared, knees, outcomes
@@ -54,10 +54,9 @@ from harness.store import (
     load_run,
     partial_path,
 )
-from harness.survey import RunOptions, Survey, survey, utc_now
+from harness.survey import RunOptions, Survey, survey
 from harness.systems.base import ServerError
 from harness.systems.process import RunningServer
-from harness.tables import records_to_csv
 from harness.verdict import RULES
 from harness.workload.build import describe_load, describe_workload
 from harness.workload.chat import chat_turn
@@ -137,6 +136,7 @@ class _StageRun:
         planned = planned_cells(self.plan, self.survey.systems)
         for cell in planned:
             self._freeze(cell.cell, cell.repetition)
+        self.notes.set_plan(self._searches(), len(planned))
         self._measure_ceiling()
         if self.checker is not None:
             self.checker.make_reference(self.options, self.book, self.writer)
@@ -182,7 +182,7 @@ class _StageRun:
         for chosen in self.survey.systems:
             if self.checker.is_due(chosen):
                 self.checker.check_separately(chosen, self.servers)
-                self.notes.set_checks(self.checker.rows, self.checker.agrees)
+                self.notes.set_checks(self.checker)
 
     def _check_the_rest(self, fleet: Fleet) -> None:
         """Systems that are still to be checked: there was no cell to start a server for."""
@@ -193,7 +193,7 @@ class _StageRun:
                 except ServerError as error:
                     say(f"{chosen.label}: {error}")
                     self.checker.note_no_answers(chosen, str(error).splitlines()[0])
-                    self.notes.set_checks(self.checker.rows, self.checker.agrees)
+                    self.notes.set_checks(self.checker)
 
     def _shortest_answers(self) -> int:
         """Tokens of an answer where they are shortest on average: requests cost more than events do."""
@@ -205,7 +205,7 @@ class _StageRun:
         self.startup_s[chosen.label] = server.startup_s
         if self.checker is not None and self.checker.is_due(chosen):
             self.checker.check(chosen, server)
-            self.notes.set_checks(self.checker.rows, self.checker.agrees)
+            self.notes.set_checks(self.checker)
         if self.plan.warmup is not None:
             self._warm_up(chosen, server)
 
@@ -306,7 +306,7 @@ class _StageRun:
                 played = not_played(cell, str(error).splitlines()[0])
             self.writer.add_cell(self._record(planned, cell, played, fleet.residents), played.frames)
         record = self.writer.cells[cell]
-        row = serving_row(self.notes.identity(record), record, CellTables.of(self.writer.frames(cell)))
+        row = serving_row(identity_of(self.writer, record), record, CellTables.of(self.writer.frames(cell)))
         self.cells.append(record)
         self.rows[cell] = row
         return row
@@ -392,49 +392,19 @@ class _StageRun:
 
     def _finish(self, planned_total: int) -> Outcome:
         rows = list(self.rows.values())
-        searches = [declared(search) for search in self.plan.searches]
-        correctness = list(self.checker.rows) if self.checker is not None else []
-        if self.checker is not None:
-            self.writer.write("correctness.csv", records_to_csv(CorrectnessRow, correctness))
-        if searches:
-            self.writer.write("knee.csv", records_to_csv(KneeRow, knees(searches, rows)))
-        path = self.writer.finish(self._manifest(planned_total), rows)
+        searches = self._searches()
+        self.notes.set_plan(searches, planned_total)
+        path = write_run(self.writer, self.book.listed(), self.cells, rows)
         return Outcome(
             path,
             rows,
-            correctness,
+            list(self.checker.rows) if self.checker is not None else [],
             knees(searches, rows),
             self.checker.shortfalls() if self.checker is not None else [],
         )
 
-    def _manifest(self, planned_total: int) -> Manifest:
-        noted = self.notes.started
-        first, *later = noted.sessions
-        return Manifest(
-            schema_version=SCHEMA_VERSION,
-            run=noted.run,
-            stage=noted.stage,
-            stage_sha256=noted.stage_sha256,
-            created_at=first.created_at,
-            finished_at=utc_now(),
-            command=first.command,
-            source=first.source,
-            box=first.box,
-            hardware=first.hardware,
-            environments=first.environments,
-            servers=noted.servers,
-            model=noted.model,
-            schedules=self.book.listed(),
-            client_ceiling=first.client_ceiling,
-            reference_check=self.checker.summary() if self.checker is not None else None,
-            cells=self.cells,
-            files=[],
-            logs=[],
-            complete=False,
-            later_sessions=later,
-            searches=[declared(search) for search in self.plan.searches],
-            planned_cells=planned_total,
-        )
+    def _searches(self) -> list[KneeSearch]:
+        return [declared(search) for search in self.plan.searches]
 
 
 def _measured(results: Path, run: str) -> list[str]:

@@ -55,7 +55,9 @@ def missing(desk: Desk, box: str, runs: Sequence[str], arrived: Sequence[Arrived
 def _settle(path: Path, results: Path) -> Arrived:
     if path.name.startswith("."):
         name = path.name.removeprefix(".").removesuffix(".partial")
-        return Arrived(name, path, ("is incomplete",))
+        closing = f"python -m harness finish {name} --results {path.parent}"
+        cut = f"is incomplete; {closing} makes a run of its cells"
+        return Arrived(name, path, (cut,))
     if not re.fullmatch(NAME, path.name):
         return Arrived(path.name, path, (f"is no name of a run: {NAME_RULE}",))
     # Here, because their import takes seconds, and most tasks do without.

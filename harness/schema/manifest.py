@@ -222,6 +222,9 @@ class Started(Record):
     correctness: list[CorrectnessRow] = described("answers compared so far")
     systems: list[str] = described("systems that are measured, with their configurations")
     agrees: dict[str, bool] = described("for each system checked, whether it agrees as declared")
+    reference_check: ReferenceCheck | None = described("comparison with transformers so far", default=None)
+    searches: list[KneeSearch] = described("searches behind knee.csv", default=[])
+    planned_cells: int | None = described("cells of the whole plan", default=None)
 
 
 class StoredFile(Record):
