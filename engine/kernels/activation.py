@@ -42,7 +42,13 @@ def _silu_mul_kernel(gate_up, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr, WID
     inside = column < WIDTH
     gate = tl.load(gate_up + row * 2 * WIDTH + column, mask=inside, other=0)
     up = tl.load(gate_up + row * 2 * WIDTH + WIDTH + column, mask=inside, other=0)
+    result = gated(gate, up, WIDE)
+    tl.store(out + row * WIDTH + column, result, mask=inside)
+
+
+@triton.jit
+def gated(gate, up, WIDE: tl.constexpr):
+    """silu(gate) · up, computed in WIDE, silu rounded to the gate's type before the product, as it is."""
     x = gate.to(WIDE)
     silu = (x / (1 + tl.exp(-x))).to(gate.dtype)
-    result = (silu.to(WIDE) * up.to(WIDE)).to(gate.dtype)
-    tl.store(out + row * WIDTH + column, result, mask=inside)
+    return (silu.to(WIDE) * up.to(WIDE)).to(gate.dtype)

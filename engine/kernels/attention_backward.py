@@ -19,15 +19,16 @@ from engine.kernels.attention_tiles import (
 )
 from engine.kernels.attention_work import (
     Work,
-    describable,
-    described,
     outer_strides,
     read_rows,
     read_tile,
     rows_in_one_loop,
     rows_readable,
+    seen_keys,
     sequence_rows,
     tile_and_head,
+    tiled,
+    visible_keys,
     write_rows,
 )
 
@@ -72,8 +73,7 @@ def key_gradients(
     query, key, value = work.query, work.key, work.value
     tiles = tiles or key_gradient_tiles(work.dim, query.itemsize)
     grad_key, grad_value = _fresh(key), _fresh(value)
-    descriptors = tiles.descriptors and describable(query, grad_out)
-    query_tiles, grad_tiles = (described(x, tiles.block_m) if descriptors else x for x in (query, grad_out))
+    descriptors, query_tiles, grad_tiles = tiled(query, grad_out, tiles.block_m, tiles.descriptors)
     column_tiles = triton.cdiv(work.longest_key, tiles.block_n)
     all_heads = work.sequences * work.kv_heads
     group = work.heads // work.kv_heads
@@ -97,19 +97,14 @@ def query_gradient(
     query, key, value = work.query, work.key, work.value
     tiles = tiles or query_gradient_tiles(work.dim, query.itemsize)
     grad_query = _fresh(query)
-    descriptors = tiles.descriptors and describable(key, value)
-    key_tiles, value_tiles = (described(x, tiles.block_n) if descriptors else x for x in (key, value))
+    descriptors, key_tiles, value_tiles = tiled(key, value, tiles.block_n, tiles.descriptors)
     row_tiles = triton.cdiv(work.longest_query, tiles.block_m)
     all_heads = work.sequences * work.heads
-    group = work.heads // work.kv_heads
-    section = group * section_heads(
-        work.sequences * work.kv_heads, 2 * work.longest_key * work.dim * query.itemsize
-    )
     if row_tiles * all_heads:
         _query_kernel[row_tiles * all_heads,](
             query, key, value, grad_out, key_tiles, value_tiles, lse, delta, grad_query, *work.lengths(),
             *outer_strides(query), *outer_strides(key), *outer_strides(value), *outer_strides(grad_out),
-            row_tiles, work.heads, all_heads, group, section,
+            row_tiles, work.heads, all_heads, work.heads // work.kv_heads, work.query_section,
             SCALE=work.scale, BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n, DESCRIPTORS=descriptors,
             **work.constants(), num_warps=tiles.num_warps, num_stages=tiles.num_stages,
         )  # fmt: skip
@@ -270,23 +265,19 @@ def _query_kernel(
     sums = tl.load(lse + head_rows + row, mask=row < length_q, other=float("inf")) * 1.4426950408889634
     products = tl.load(delta + head_rows + row, mask=row < length_q, other=0)
 
-    shift = length_k - length_q
-    seen_by_all, seen = length_k, length_k
-    if CAUSAL:
-        seen_by_all = tl.minimum(length_k, tl.maximum(0, first + 1 + shift))
-        seen = tl.minimum(length_k, tl.maximum(0, first + BLOCK_M + shift))
-    whole = seen_by_all // BLOCK_N * BLOCK_N
+    whole, seen = seen_keys(first, length_q, length_k, BLOCK_M, BLOCK_N, CAUSAL)
+    newest_seen = row + (length_k - length_q)
     uncut = rows_in_one_loop(length_k, BLOCK_N, PACKED, DESCRIPTORS)
     grad_q = tl.zeros((BLOCK_M, BLOCK_D), WIDE)
     grad_q = _from_keys(
         q, g, grad_q, sums, products, key_tiles, value_tiles, key, value, batch, kv_head, start_k,
-        k_row, v_row, 0, tl.minimum(seen, uncut), whole, length_k, row + shift, False,
+        k_row, v_row, 0, tl.minimum(seen, uncut), whole, length_k, newest_seen, False,
         SCALE, BLOCK_N, DESCRIPTORS, DIM, BLOCK_D, CAUSAL, WIDE,
     )  # fmt: skip
     if PACKED or not DESCRIPTORS:
         grad_q = _from_keys(
             q, g, grad_q, sums, products, key_tiles, value_tiles, key, value, batch, kv_head, start_k,
-            k_row, v_row, uncut, seen, whole, length_k, row + shift, True,
+            k_row, v_row, uncut, seen, whole, length_k, newest_seen, True,
             SCALE, BLOCK_N, DESCRIPTORS, DIM, BLOCK_D, CAUSAL, WIDE,
         )  # fmt: skip
     grad_query += (batch * rows_q + start_q) * heads * DIM + head * DIM
@@ -315,10 +306,7 @@ def _from_keys(
         less_delta = tl.dot(g, v.T, acc=less_delta, input_precision="ieee", out_dtype=WIDE)
         p = tl.exp2(scores * (SCALE * 1.4426950408889634) - sums[:, None])
         if first >= whole:
-            position = first + tl.arange(0, BLOCK_N)
-            visible = (position < length_k)[None, :]
-            if CAUSAL:
-                visible = visible & (position[None, :] <= newest_seen[:, None])
+            visible = visible_keys(first, length_k, newest_seen, BLOCK_N, CAUSAL)
             p = tl.where(visible, p, 0)
         grad_s = (p * less_delta).to(q.dtype)
         grad_q = tl.dot(grad_s, k, acc=grad_q, input_precision="ieee", out_dtype=WIDE)

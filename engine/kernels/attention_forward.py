@@ -6,17 +6,18 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.attention_tiles import Tiles, forward_tiles, section_heads
+from engine.kernels.attention_tiles import Tiles, forward_tiles
 from engine.kernels.attention_work import (
     Work,
-    describable,
-    described,
     outer_strides,
     read_rows,
     read_tile,
     rows_in_one_loop,
+    seen_keys,
     sequence_rows,
     tile_and_head,
+    tiled,
+    visible_keys,
     write_rows,
 )
 
@@ -28,22 +29,17 @@ def forward_triton(work: Work, tiles: Tiles | None = None) -> tuple[torch.Tensor
     """
     query, key, value = work.query, work.key, work.value
     tiles = tiles or forward_tiles(work.dim, query.itemsize)
-    batch, rows, heads, dim = query.shape
+    batch, rows, heads, _dim = query.shape
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     lse = torch.empty(batch, heads, rows, dtype=work.wide, device=query.device)
-    descriptors = tiles.descriptors and describable(key, value)
-    key_tiles, value_tiles = (described(x, tiles.block_n) if descriptors else x for x in (key, value))
+    descriptors, key_tiles, value_tiles = tiled(key, value, tiles.block_n, tiles.descriptors)
     row_tiles = triton.cdiv(work.longest_query, tiles.block_m)
     all_heads = work.sequences * heads
-    group = heads // work.kv_heads
-    section = group * section_heads(
-        work.sequences * work.kv_heads, 2 * work.longest_key * dim * query.itemsize
-    )
     if row_tiles * all_heads:
         _forward_kernel[row_tiles * all_heads,](
             query, key, value, key_tiles, value_tiles, out, lse, *work.lengths(),
             *outer_strides(query), *outer_strides(key), *outer_strides(value),
-            row_tiles, heads, all_heads, group, section,
+            row_tiles, heads, all_heads, heads // work.kv_heads, work.query_section,
             SCALE=work.scale * math.log2(math.e), BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n,
             DESCRIPTORS=descriptors, **work.constants(),
             num_warps=tiles.num_warps, num_stages=tiles.num_stages,
@@ -78,25 +74,21 @@ def _forward_kernel(
     q = read_rows(query, first, length_q, q_row, BLOCK_M, DIM, BLOCK_D)
 
     row = first + tl.arange(0, BLOCK_M)
-    shift = length_k - length_q
-    seen_by_all, seen = length_k, length_k
-    if CAUSAL:
-        seen_by_all = tl.minimum(length_k, tl.maximum(0, first + 1 + shift))
-        seen = tl.minimum(length_k, tl.maximum(0, first + BLOCK_M + shift))
-    whole = seen_by_all // BLOCK_N * BLOCK_N
+    whole, seen = seen_keys(first, length_q, length_k, BLOCK_M, BLOCK_N, CAUSAL)
+    newest_seen = row + (length_k - length_q)
     uncut = rows_in_one_loop(length_k, BLOCK_N, PACKED, DESCRIPTORS)
     best = tl.full((BLOCK_M,), float("-inf"), WIDE)
     total = tl.zeros((BLOCK_M,), WIDE)
     mixed = tl.zeros((BLOCK_M, BLOCK_D), WIDE)
     best, total, mixed = _attend(
         q, best, total, mixed, key_tiles, value_tiles, key, value, batch, kv_head, start_k, k_row, v_row,
-        0, tl.minimum(seen, uncut), whole, length_k, row + shift, False,
+        0, tl.minimum(seen, uncut), whole, length_k, newest_seen, False,
         SCALE, BLOCK_N, DESCRIPTORS, DIM, BLOCK_D, CAUSAL, WIDE,
     )  # fmt: skip
     if PACKED or not DESCRIPTORS:
         best, total, mixed = _attend(
             q, best, total, mixed, key_tiles, value_tiles, key, value, batch, kv_head, start_k, k_row, v_row,
-            uncut, seen, whole, length_k, row + shift, True,
+            uncut, seen, whole, length_k, newest_seen, True,
             SCALE, BLOCK_N, DESCRIPTORS, DIM, BLOCK_D, CAUSAL, WIDE,
         )  # fmt: skip
 
@@ -126,10 +118,7 @@ def _attend(
         )  # fmt: skip
         scores = tl.dot(q, k.T, input_precision="ieee", out_dtype=WIDE)
         if first >= whole:
-            position = first + tl.arange(0, BLOCK_N)
-            visible = (position < length_k)[None, :]
-            if CAUSAL:
-                visible = visible & (position[None, :] <= newest_seen[:, None])
+            visible = visible_keys(first, length_k, newest_seen, BLOCK_N, CAUSAL)
             scores = tl.where(visible, scores, float("-inf"))
         new_best = tl.maximum(best, tl.max(scores, axis=1) * SCALE)
         # A row that has seen nothing yet keeps -inf; 0 in its place gives weights of 0 instead of NaN.

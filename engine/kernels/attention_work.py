@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from engine.kernels.attention_tiles import padded_dim
+from engine.kernels.attention_tiles import padded_dim, section_heads
 
 _DESCRIPTOR_ALIGNMENT = 16  # bytes, of the base and of every stride but the last
 
@@ -69,6 +69,13 @@ class Work:
         """The dtype of sums, of the logarithms of them and of Delta."""
         return torch.float64 if self.query.dtype == torch.float64 else torch.float32
 
+    @property
+    def query_section(self) -> int:
+        """Query heads that are worked off together, see section_heads, where queries pass over keys."""
+        bytes_per_head = 2 * self.longest_key * self.dim * self.query.itemsize
+        group = self.heads // self.kv_heads
+        return group * section_heads(self.sequences * self.kv_heads, bytes_per_head)
+
     def lengths(self) -> tuple[torch.Tensor, torch.Tensor, int, int]:
         """offsets_q, offsets_k, rows_q, rows_k of the kernels; without packing the offsets are not read."""
         offsets = (self.offsets.query, self.offsets.key) if self.offsets else (self.query, self.query)
@@ -111,6 +118,16 @@ def describable(*tensors: torch.Tensor) -> bool:
     )
 
 
+def tiled(
+    first: torch.Tensor, second: torch.Tensor, rows: int, wanted: bool
+) -> tuple[bool, torch.Tensor | TensorDescriptor, torch.Tensor | TensorDescriptor]:
+    """Whether tiles of `rows` rows of both tensors are read through descriptors: where that is wanted and can
+    be; and what the kernel gets for them, which without descriptors it does not read."""
+    if wanted and describable(first, second):
+        return True, described(first, rows), described(second, rows)
+    return False, first, second
+
+
 def described(x: torch.Tensor, rows: int) -> TensorDescriptor:
     """Tiles of `rows` rows of one head of x, which is `describable`."""
     batch, length, heads, dim = x.shape
@@ -142,6 +159,28 @@ def sequence_rows(offsets, rows, sequence, PACKED: tl.constexpr):
         start = tl.load(offsets + sequence)
         return tl.zeros((), tl.int64), start.to(tl.int64), tl.load(offsets + sequence + 1) - start
     return sequence.to(tl.int64), tl.zeros((), tl.int64), rows
+
+
+@triton.jit
+def seen_keys(first, length_q, length_k, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr):
+    """Of the query tile from row `first`: the keys before which all rows see every one, in whole tiles, and
+    those that any row sees."""
+    seen_by_all, seen = length_k, length_k
+    if CAUSAL:
+        shift = length_k - length_q
+        seen_by_all = tl.minimum(length_k, tl.maximum(0, first + 1 + shift))
+        seen = tl.minimum(length_k, tl.maximum(0, first + BLOCK_M + shift))
+    return seen_by_all // BLOCK_N * BLOCK_N, seen
+
+
+@triton.jit
+def visible_keys(first, length_k, newest_seen, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr):
+    """Which of the keys first … each row sees: (1 or rows, BLOCK_N). newest_seen: the last one of each."""
+    position = first + tl.arange(0, BLOCK_N)
+    visible = (position < length_k)[None, :]
+    if CAUSAL:
+        visible = visible & (position[None, :] <= newest_seen[:, None])
+    return visible
 
 
 @triton.jit

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from engine.kernels.programmatic import launches_early
+from engine.kernels.programmatic import early_launch
 from engine.kernels.triton_types import wide_type
 
 # Rows of the query tile, the heads of a KV group: the tensor cores take no fewer than 16.
@@ -96,15 +96,13 @@ def rotated_decode_attention(
         weight = torch.empty(rows, heads, parts, dtype=sums, device=qkv.device)
     dim_block = max(16, triton.next_power_of_2(dim))
     tile = tiles(rows * kv_heads * parts, group, dim_block, qkv.itemsize)
-    early = launches_early(qkv)
     _decode_kernel[rows, kv_heads, parts](
         qkv, cos, sin, positions, kv_slots, slots, items, block_table, k_cache, v_cache, out, partial, weight,
         arrivals, table_width,
         SCALE=math.log2(math.e) / math.sqrt(dim), BLOCK_SIZE=block_size, KV_HEADS=kv_heads, GROUP=group,
         DIM=dim, BLOCK_M=max(_FEWEST_TILE_ROWS, triton.next_power_of_2(group)) if tile.product else 1,
-        BLOCK_N=tile.positions, BLOCK_D=dim_block, PARTS=parts, WIDE=wide_type(qkv.dtype), EARLY=early,
-        STAGES=tile.stages, num_warps=tile.warps,
-        **({"launch_pdl": True} if early else {}),
+        BLOCK_N=tile.positions, BLOCK_D=dim_block, PARTS=parts, WIDE=wide_type(qkv.dtype),
+        STAGES=tile.stages, num_warps=tile.warps, **early_launch(qkv),
     )  # fmt: skip
     return out
 

@@ -9,9 +9,9 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from engine.kernels.activation import silu_mul
+from engine.kernels.activation import gated, silu_mul
 from engine.kernels.linear import linear
-from engine.kernels.programmatic import launches_early
+from engine.kernels.programmatic import early_launch
 from engine.kernels.rms_norm import rms_norm
 
 # Measured on an H200 (docs/lab_log.md): with 32 rows a library's kernels win.
@@ -84,8 +84,7 @@ def few_rows_triton(
     out = torch.empty(rows, columns, dtype=x.dtype, device=x.device)
     tensors = x, x if gain is None else gain, weight, x if residual is None else residual, out
     kind = {"NORM": gain is not None, "GATED": gated, "ADD": residual is not None}
-    early = launches_early(x)
-    launch = {"EARLY": early, **({"launch_pdl": True} if early else {})}
+    launch = early_launch(x)
     depth_block = triton.next_power_of_2(depth)
     if rows > _SINGLE_ROWS:
         parts = max(1, min(_MOST_PARTS, depth_block // _PART_DEPTH))
@@ -173,10 +172,7 @@ def _several_rows_kernel(
             up_product = tl.dot(v, up_w, acc=up_product, input_precision="ieee")
     y = tl.sum(product, axis=0).to(dtype)
     if GATED:
-        up = tl.sum(up_product, axis=0).to(dtype)
-        gate = y.to(tl.float32)
-        silu = (gate / (1 + tl.exp(-gate))).to(dtype)
-        y = (silu.to(tl.float32) * up.to(tl.float32)).to(dtype)
+        y = gated(y, tl.sum(up_product, axis=0).to(dtype), tl.float32)
     to = row[:, None] * COLUMNS + column[None, :]
     inside = (row < rows)[:, None] & (column < COLUMNS)[None, :]
     if ADD:
@@ -226,10 +222,7 @@ def _few_rows_kernel(
             v = (g * quotient.to(tl.float32)).to(dtype).to(tl.float32)
         y = tl.sum(w.to(tl.float32) * v[None, :], axis=1).to(dtype)
         if GATED:
-            up = tl.sum(up_w.to(tl.float32) * v[None, :], axis=1).to(dtype)
-            gate = y.to(tl.float32)
-            silu = (gate / (1 + tl.exp(-gate))).to(dtype)
-            y = (silu.to(tl.float32) * up.to(tl.float32)).to(dtype)
+            y = gated(y, tl.sum(up_w.to(tl.float32) * v[None, :], axis=1).to(dtype), tl.float32)
         to = row * COLUMNS + column
         if ADD:
             y = (tl.load(residual + to, mask=column < COLUMNS, other=0).to(tl.float32) + y.to(tl.float32)).to(

@@ -13,9 +13,12 @@ import torch
 _FIRST_CAPABILITY = (9, 0)
 
 
-def launches_early(x: torch.Tensor) -> bool:
-    """Whether kernels on x's device can be launched so."""
-    return x.is_cuda and _capability(x.device.index) >= _FIRST_CAPABILITY
+def early_launch(x: torch.Tensor) -> dict[str, bool]:
+    """What a kernel over x gets so that it is launched so where x's device can: its constant EARLY, which
+    says whether it has to wait, and the option of the launch."""
+    if x.is_cuda and _capability(x.device.index) >= _FIRST_CAPABILITY:
+        return {"EARLY": True, "launch_pdl": True}
+    return {"EARLY": False}
 
 
 @functools.cache

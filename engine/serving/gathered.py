@@ -3,8 +3,10 @@
 import numpy as np
 import torch
 
+from engine.kernels.row_inputs import row_inputs_reference
 from engine.model.batch import GatheredBatch
 from engine.serving.plan import Plan
+from engine.serving.step_inputs import NEWEST
 from engine.serving.tables import Tables
 
 
@@ -40,15 +42,17 @@ def gathered_inputs(tables: Tables, plan: Plan) -> tuple[GatheredBatch, torch.Te
 
 def _decode_rows(tables: Tables, slots: torch.Tensor, longest: int) -> tuple[torch.Tensor, ...]:
     """Tokens, positions and KV slots (B,) of each slot's newest token; history, visible (B, longest)."""
-    positions = tables.length[slots] - 1
+    newest = torch.full_like(slots, NEWEST)
     # A finished slot's queued steps write its newest token's KV again, into blocks it still holds.
-    kv_slots = tables.kv_slots(slots, positions)
+    tokens, positions, kv_slots = row_inputs_reference(
+        slots, newest, tables.length, tables.tokens, tables.block_table, tables.block_size
+    )
     history = _history(tables, tables.block_table[slots], longest)
     visible = torch.arange(longest, device=tables.device) <= positions[:, None]
     # A masked value still meets a zero weight, and 0 · NaN is NaN: what is not visible is read from
     # block 0, which stays zero, never from blocks that somebody else has written.
     history = torch.where(visible, history, 0)
-    return tables.tokens[slots, positions], positions, kv_slots, history, visible
+    return tokens, positions, kv_slots, history, visible
 
 
 def _history(tables: Tables, blocks: torch.Tensor, length: int) -> torch.Tensor:

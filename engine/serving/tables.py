@@ -69,11 +69,6 @@ class Tables:
         """Apply changes, already on the device."""
         self._state.index_copy_(0, addresses, values)
 
-    def kv_slots(self, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Where K and V of a slot's position lie in the cache; all (T,) int64."""
-        size = self.block_size
-        return self.block_table[slots, positions // size] * size + positions % size
-
     def append(self, best: torch.Tensor, chosen: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
         """Append the chosen tokens (R,) to live slots (R,), see append_best.append; result rows (R, 4)."""
         return append_best.append(best, chosen, *self._ends, self.tokens, slots)
