@@ -65,7 +65,13 @@ class ScheduleBook:
 
     def listed(self) -> list[ScheduleInfo]:
         """Every schedule frozen so far."""
-        return [
-            ScheduleInfo(file=f"{self._folder.name}/{name}{SUFFIX}", sha256=frozen.sha256)
-            for name, frozen in self._frozen.items()
-        ]
+        return [_info(self.path(name), frozen.sha256) for name, frozen in self._frozen.items()]
+
+
+def listed(folder: Path) -> list[ScheduleInfo]:
+    """Every schedule in the folder of a run that this process has not frozen."""
+    return [_info(path, schedules.read(path)[1]) for path in sorted(folder.glob(f"*{SUFFIX}"))]
+
+
+def _info(path: Path, sha256: str) -> ScheduleInfo:
+    return ScheduleInfo(file=f"{path.parent.name}/{path.name}", sha256=sha256)

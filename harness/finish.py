@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness.book import SUFFIX
+from harness.book import listed
 from harness.errors import BadInput
+from harness.provenance import utc_now
 from harness.rows import CellTables, RunIdentity, serving_row
 from harness.schema import (
     SCHEMA_VERSION,
@@ -23,9 +24,7 @@ from harness.schema import (
 )
 from harness.search import knees
 from harness.store import RunWriter, StoreError, partial_path
-from harness.survey import utc_now
 from harness.tables import records_to_csv
-from harness.workload import schedule as schedules
 
 
 def finish(results: Path, run: str) -> Path:
@@ -41,13 +40,18 @@ def finish(results: Path, run: str) -> Path:
         if writer.started is None or not (writer.cells or writer.started.correctness):
             raise BadInput(f"run {run} has no finished cell and no compared answer: nothing to finish")
         cells = list(writer.cells.values())
-        return write_run(writer, listed(writer.folder / "schedules"), cells, _rows(writer, cells))
+        schedules = listed(writer.folder / "schedules")
+        return write_run(writer, schedules, cells, _rows(writer, cells), utc_now())
     finally:
         writer.close()
 
 
 def write_run(
-    writer: RunWriter, schedules: list[ScheduleInfo], cells: list[CellRecord], rows: list[ServingRow]
+    writer: RunWriter,
+    schedules: list[ScheduleInfo],
+    cells: list[CellRecord],
+    rows: list[ServingRow],
+    finished_at: str,
 ) -> Path:
     """The last tables and the manifest of a run; its folder under its final name."""
     started = _noted(writer)
@@ -55,7 +59,7 @@ def write_run(
         writer.write("correctness.csv", records_to_csv(CorrectnessRow, started.correctness))
     if started.searches:
         writer.write("knee.csv", records_to_csv(KneeRow, knees(started.searches, rows)))
-    return writer.finish(_manifest(started, schedules, cells), rows)
+    return writer.finish(manifest_of(started, schedules, cells, finished_at), rows)
 
 
 def identity_of(writer: RunWriter, record: CellRecord) -> RunIdentity:
@@ -63,14 +67,6 @@ def identity_of(writer: RunWriter, record: CellRecord) -> RunIdentity:
     started = _noted(writer)
     part = started.sessions[record.session]
     return RunIdentity(writer.run, part.box, part.hardware, part.source, started.model)
-
-
-def listed(folder: Path) -> list[ScheduleInfo]:
-    """The schedule files in a run's folder of schedules."""
-    return [
-        ScheduleInfo(file=f"{folder.name}/{path.name}", sha256=schedules.read(path)[1])
-        for path in sorted(folder.glob(f"*{SUFFIX}"))
-    ]
 
 
 def _rows(writer: RunWriter, cells: list[CellRecord]) -> list[ServingRow]:
@@ -85,7 +81,10 @@ def _noted(writer: RunWriter) -> Started:
     return writer.started
 
 
-def _manifest(started: Started, schedules: list[ScheduleInfo], cells: list[CellRecord]) -> Manifest:
+def manifest_of(
+    started: Started, schedules: list[ScheduleInfo], cells: list[CellRecord], finished_at: str
+) -> Manifest:
+    """What the notes of a run say of it, for RunWriter.finish."""
     first, *later = started.sessions
     return Manifest(
         schema_version=SCHEMA_VERSION,
@@ -93,7 +92,7 @@ def _manifest(started: Started, schedules: list[ScheduleInfo], cells: list[CellR
         stage=started.stage,
         stage_sha256=started.stage_sha256,
         created_at=first.created_at,
-        finished_at=utc_now(),
+        finished_at=finished_at,
         command=first.command,
         source=first.source,
         box=first.box,

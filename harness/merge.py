@@ -7,20 +7,18 @@ from pathlib import Path
 
 from harness.agreement import agreement
 from harness.errors import BadInput
+from harness.finish import write_run
 from harness.rows import RunIdentity, serving_row
 from harness.schema import (
     CellRecord,
     CorrectnessRow,
-    KneeRow,
     Manifest,
     ReferenceCheck,
     ServingRow,
     Session,
     Started,
 )
-from harness.search import knees
 from harness.store import Run, RunWriter, load_run
-from harness.tables import records_to_csv
 from harness.verify import tables_of
 
 
@@ -94,10 +92,8 @@ def _merged(writer: RunWriter, parts: Sequence[Run]) -> Path:
             target = writer.folder / schedule.file
             target.parent.mkdir(exist_ok=True)
             target.write_bytes((part.path / schedule.file).read_bytes())
-    if correctness:
-        writer.write("correctness.csv", records_to_csv(CorrectnessRow, correctness))
-    if first.searches:
-        writer.write("knee.csv", records_to_csv(KneeRow, knees(first.searches, rows)))
+    checks = [part.manifest.reference_check for part in parts if part.manifest.reference_check is not None]
+    schedules = {schedule.file: schedule for part in parts for schedule in part.manifest.schedules}
     writer.note(
         Started(
             run=writer.run,
@@ -110,9 +106,13 @@ def _merged(writer: RunWriter, parts: Sequence[Run]) -> Path:
             correctness=correctness,
             systems=list(dict.fromkeys(row.system for row in rows)),
             agrees={},
+            reference_check=_summed(checks[0], correctness) if checks else None,
+            searches=first.searches,
+            planned_cells=max(part.manifest.planned_cells or 0 for part in parts) or None,
         )
     )
-    return writer.finish(_manifest(writer, parts, sessions, cells, correctness), rows)
+    finished_at = max(part.manifest.finished_at for part in parts)
+    return write_run(writer, list(schedules.values()), cells, rows, finished_at)
 
 
 def _chosen(parts: Sequence[Run]) -> dict[str, Run]:
@@ -145,32 +145,6 @@ def _is_valid(part: Run, cell: str) -> bool:
 
 def _first_session(manifest: Manifest) -> Session:
     return Session(**{name: getattr(manifest, name) for name in Session.model_fields})
-
-
-def _manifest(
-    writer: RunWriter,
-    parts: Sequence[Run],
-    sessions: Sequence[Session],
-    cells: list[CellRecord],
-    correctness: Sequence[CorrectnessRow],
-) -> Manifest:
-    first = parts[0].manifest
-    checks = [part.manifest.reference_check for part in parts if part.manifest.reference_check is not None]
-    schedules = {schedule.file: schedule for part in parts for schedule in part.manifest.schedules}
-    return first.model_copy(
-        update={
-            **{name: getattr(sessions[0], name) for name in Session.model_fields},
-            "run": writer.run,
-            "finished_at": max(part.manifest.finished_at for part in parts),
-            "servers": [server for part in parts for server in part.manifest.servers],
-            "schedules": list(schedules.values()),
-            "reference_check": _summed(checks[0], correctness) if checks else None,
-            "cells": cells,
-            "later_sessions": list(sessions[1:]),
-            "planned_cells": max(part.manifest.planned_cells or 0 for part in parts) or None,
-            "complete": False,
-        }
-    )
 
 
 def _summed(check: ReferenceCheck, rows: Sequence[CorrectnessRow]) -> ReferenceCheck:

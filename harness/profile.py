@@ -6,15 +6,17 @@ from pathlib import Path
 
 from harness.book import ScheduleBook
 from harness.errors import BadInput
+from harness.finish import manifest_of
 from harness.gpu import strangers_on
 from harness.notes import Notes
 from harness.plan import build_cell
 from harness.profile_summary import ProfiledLoad, summarised
 from harness.profile_trace import load, measured
 from harness.progress import phase, say
-from harness.schema import SCHEMA_VERSION, KernelRow, Manifest, ProfileRow, StepsRow, StepTimeRow
+from harness.provenance import utc_now
+from harness.schema import KernelRow, ProfileRow, StepsRow, StepTimeRow
 from harness.store import RunWriter, check_name_is_free
-from harness.survey import RunOptions, Survey, survey, utc_now
+from harness.survey import RunOptions, Survey, survey
 from harness.systems.engine import ENGINE
 from harness.tables import records_to_csv, records_to_frame
 
@@ -72,31 +74,6 @@ def _measure(options: RunOptions, found: Survey, writer: RunWriter) -> Path:
     writer.write("kernels.csv.gz", records_to_csv(KernelRow, kernels))
     writer.write("steps.csv", records_to_csv(StepsRow, in_steps))
     writer.write("profile.csv", records_to_csv(ProfileRow, by_kernel))
-    return writer.finish(_manifest(notes, book), [])
-
-
-def _manifest(notes: Notes, book: ScheduleBook) -> Manifest:
-    """That of a run without servers and cells; the last session is the one that measured everything."""
-    noted, session = notes.started, notes.started.sessions[-1]
-    return Manifest(
-        schema_version=SCHEMA_VERSION,
-        run=noted.run,
-        stage=noted.stage,
-        stage_sha256=noted.stage_sha256,
-        created_at=session.created_at,
-        finished_at=utc_now(),
-        command=session.command,
-        source=session.source,
-        box=session.box,
-        hardware=session.hardware,
-        environments=session.environments,
-        servers=[],
-        model=noted.model,
-        schedules=book.listed(),
-        client_ceiling=None,
-        reference_check=None,
-        cells=[],
-        files=[],
-        logs=[],
-        complete=False,
-    )
+    # The last session is the one that measured everything.
+    noted = notes.started.model_copy(update={"sessions": notes.started.sessions[-1:]})
+    return writer.finish(manifest_of(noted, book.listed(), [], utc_now()), [])

@@ -8,6 +8,7 @@ import os
 import platform
 import re
 import subprocess
+from datetime import UTC, datetime
 from pathlib import Path
 
 import psutil
@@ -30,6 +31,10 @@ for name in sys.argv[1:]:
         pass
 print(json.dumps([platform.python_version(), versions]))
 """
+
+
+def utc_now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:

@@ -34,6 +34,7 @@ from harness.plan import (
 )
 from harness.play import GpuAccess, PlayedCell, not_played, play_cell, window_ns
 from harness.progress import minutes, phase, say
+from harness.provenance import utc_now
 from harness.rows import CellTables, serving_row
 from harness.schema import (
     CellRecord,
@@ -140,6 +141,7 @@ class _StageRun:
         self._measure_ceiling()
         if self.checker is not None:
             self.checker.make_reference(self.options, self.book, self.writer)
+            self.notes.set_checks(self.checker)
         for process in strangers_on(self.survey.gpu.nvml, self.survey.gpu.gpus):
             say(f"{process} is not part of this run: every cell that it is there in will be INVALID")
         self._check_in_own_format()
@@ -394,7 +396,7 @@ class _StageRun:
         rows = list(self.rows.values())
         searches = self._searches()
         self.notes.set_plan(searches, planned_total)
-        path = write_run(self.writer, self.book.listed(), self.cells, rows)
+        path = write_run(self.writer, self.book.listed(), self.cells, rows, utc_now())
         return Outcome(
             path,
             rows,

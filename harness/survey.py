@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
@@ -13,7 +12,7 @@ from harness.models import PreparedModel, prepare_model, served_elsewhere
 from harness.plan import ChosenSystem, present_systems
 from harness.play import GpuAccess
 from harness.progress import phase, say
-from harness.provenance import box_name, read_environment, read_hardware
+from harness.provenance import box_name, read_environment, read_hardware, utc_now
 from harness.rank import winners
 from harness.rows import RunIdentity
 from harness.schema import Environment
@@ -60,10 +59,6 @@ class Survey:
     systems: list[ChosenSystem]
     model: PreparedModel
     gpu: GpuAccess
-
-
-def utc_now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def survey(options: RunOptions) -> Survey:

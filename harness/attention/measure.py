@@ -17,8 +17,8 @@ from harness.attention.rows import FLOOR, OUT_OF_MEMORY, Measured, stored
 from harness.attention.timing import MIB, Clock, Operation
 from harness.gpu import GpuSampler
 from harness.play import GpuAccess
+from harness.provenance import utc_now
 from harness.schema import AttentionSampleRow
-from harness.survey import utc_now
 
 MOST_FAILURE_CHARACTERS = 160
 

@@ -11,24 +11,22 @@ from pathlib import Path
 from harness.attention.plan import AttentionPlan, AttentionStage, Block
 from harness.attention.rows import OUT_OF_MEMORY, Measured, attention_rows
 from harness.errors import BadInput
+from harness.finish import manifest_of
 from harness.gpu import describe, open_nvml, strangers_on
 from harness.play import GpuAccess
 from harness.progress import say
-from harness.provenance import anonymous, box_name, read_environment, read_hardware
+from harness.provenance import anonymous, box_name, read_environment, read_hardware, utc_now
 from harness.rows import RunIdentity
 from harness.schema import (
-    SCHEMA_VERSION,
     AttentionRow,
     AttentionSampleRow,
     Environment,
-    Manifest,
     ModelInfo,
     Session,
     Started,
 )
 from harness.source import SourceState, read_source
 from harness.store import RunWriter, check_name_is_free
-from harness.survey import utc_now
 from harness.systems.environment import PROJECT, Interpreter
 from harness.tables import records_to_csv
 
@@ -91,14 +89,16 @@ def run_attention(options: AttentionOptions) -> AttentionOutcome:
                 f"{writer.folder} was left by a run that was killed, and this stage does not go on with one: "
                 "remove it, or choose another name with --run"
             )
-        writer.note(_started(options, found))
+        begun = _started(options, found)
+        writer.note(begun)
         measured, samples, planned = _measure(options, plan, found, started)
         rows = attention_rows(found.who, measured, samples)
         if found.source.diff is not None:
             writer.write("dirty.diff.gz", found.source.diff.encode())
         writer.write("attention.csv", records_to_csv(AttentionRow, rows))
         writer.write("attention_samples.csv.gz", records_to_csv(AttentionSampleRow, samples))
-        path = writer.finish(_manifest(options, found, planned), [])
+        noted = begun.model_copy(update={"planned_cells": planned})
+        path = writer.finish(manifest_of(noted, [], [], utc_now()), [])
         return AttentionOutcome(path, rows)
     finally:
         writer.close()
@@ -166,18 +166,6 @@ def _said(block: Block, rows: Sequence[Measured]) -> str:
     return "; ".join([f"{block.cells[0].case}, {len(block.cells)} cells", *failed])
 
 
-def _session(options: AttentionOptions, found: _Survey) -> Session:
-    return Session(
-        created_at=found.created_at,
-        command=[anonymous(argument, options.root) for argument in options.command],
-        source=found.who.source,
-        box=found.who.box,
-        hardware=found.who.hardware,
-        environments={PROJECT: found.environment},
-        client_ceiling=None,
-    )
-
-
 def _started(options: AttentionOptions, found: _Survey) -> Started:
     return Started(
         run=found.who.run,
@@ -185,30 +173,19 @@ def _started(options: AttentionOptions, found: _Survey) -> Started:
         stage_sha256=options.stage.sha256,
         device=options.device,
         model=NO_MODEL,
-        sessions=[_session(options, found)],
+        sessions=[
+            Session(
+                created_at=found.created_at,
+                command=[anonymous(argument, options.root) for argument in options.command],
+                source=found.who.source,
+                box=found.who.box,
+                hardware=found.who.hardware,
+                environments={PROJECT: found.environment},
+                client_ceiling=None,
+            )
+        ],
         servers=[],
         correctness=[],
         systems=[],
         agrees={},
-    )
-
-
-def _manifest(options: AttentionOptions, found: _Survey, planned: int) -> Manifest:
-    session = _session(options, found)
-    return Manifest(
-        schema_version=SCHEMA_VERSION,
-        run=found.who.run,
-        stage=STAGE,
-        stage_sha256=options.stage.sha256,
-        finished_at=utc_now(),
-        servers=[],
-        model=NO_MODEL,
-        schedules=[],
-        reference_check=None,
-        cells=[],
-        files=[],
-        logs=[],
-        complete=False,
-        planned_cells=planned,
-        **{name: getattr(session, name) for name in Session.model_fields},
     )

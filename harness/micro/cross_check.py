@@ -21,7 +21,6 @@ import argparse
 import contextlib
 import json
 import os
-import platform
 import tempfile
 import time
 import urllib.request
@@ -54,11 +53,9 @@ from harness.micro.cross_check_formulas import (
     with_turnaround,
     within,
 )
-from harness.provenance import cpu_model
-from harness.source import read_source
+from harness.micro.stamp import commit, machine
 from harness.systems.counters import parse_counters
 
-CHECKOUT = Path(__file__).resolve().parents[2]
 TTFT_MS, TPOT_MS = 20.0, 5.0
 NULL_LOADS = (
     Load(concurrency=4, rate_rps=None, tokens=64, seconds=22),
@@ -153,18 +150,13 @@ def play_rows(client: str, load: Load, outcome: Outcome) -> list[dict]:
 
 def measure(options: argparse.Namespace, loads: tuple[Load, ...]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Plays all loads with all clients; the plays and the requests."""
-    source = read_source(CHECKOUT).source
-    version = source.git_commit[:12] + ("+changes" if source.dirty else "")
+    version = commit()
     clients: dict[str, Play] = {
         OURS: lambda endpoint, load, seed, folder: play_ours(endpoint, load, seed, folder, version),
         "aiperf": lambda *play: play_aiperf(options.aiperf, *play),
         "guidellm": lambda *play: play_guidellm(options.guidellm, *play),
     }
-    system = f"Linux {platform.release()}, Python {platform.python_version()}"
-    machine = {
-        "machine": f"{cpu_model()}, {os.cpu_count()} logical CPUs, {system}",
-        "git_commit": version,
-    }
+    stamp = {"machine": machine(), "git_commit": version}
     plays, requests = [], []
     order = [
         (repetition, load, client)
@@ -189,9 +181,7 @@ def measure(options: argparse.Namespace, loads: tuple[Load, ...]) -> tuple[pd.Da
             outcome = clients[client](endpoint, load, repetition + 1, Path(folder))
             server = own_times()
         rows = play_rows(client, load, outcome)
-        plays += [
-            place | {"client_version": outcome.version} | row | server | began | machine for row in rows
-        ]
+        plays += [place | {"client_version": outcome.version} | row | server | began | stamp for row in rows]
         requests.append(outcome.played.requests.assign(**place))
         reported = {metric: round(value, 3) for metric, value in outcome.reported.items()}
         print(*place.values(), began["load_average"], reported, server, flush=True)

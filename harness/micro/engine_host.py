@@ -13,8 +13,6 @@ copying them; process, applying its results; news, packing them for the front en
 import argparse
 import csv
 import gc
-import os
-import platform
 import random
 import sys
 from collections import deque
@@ -36,10 +34,8 @@ from engine.serving.request import Finish, Request, SamplingParams
 from engine.serving.scheduler import Scheduler
 from engine.serving.staging import Staging
 from engine.serving.tables import Tables
-from harness.provenance import cpu_model
-from harness.source import read_source
+from harness.micro.stamp import commit, machine
 
-CHECKOUT = Path(__file__).parents[2]
 PARTS = ("schedule", "send", "process", "news")
 BATCHES = (1, 64, 256)
 WARM_STEPS = 300  # three lives of a request: by then ends and arrivals are spread over the steps
@@ -163,13 +159,11 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     gc.disable()  # no step of the engine's process waits for a collection either
-    source = read_source(CHECKOUT).source
-    system = f"Linux {platform.release()}, Python {platform.python_version()}"
     stamp = {
         "steps": options.steps,
         "repetitions": options.repetitions,
-        "machine": f"{cpu_model()}, {os.cpu_count()} logical CPUs, {system}",
-        "git_commit": source.git_commit[:12] + ("+changes" if source.dirty else ""),
+        "machine": machine(),
+        "git_commit": commit(),
         "command": "python -m harness.micro.engine_host " + " ".join(arguments or sys.argv[1:]),
     }
     rows = []

@@ -13,7 +13,6 @@ import contextlib
 import csv
 import json
 import os
-import platform
 import signal
 import socket
 import subprocess
@@ -24,6 +23,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 import psutil
+
+from harness.micro.stamp import machine
 
 STACKS = ("protocol", "uvicorn", "granian", "engine")
 COMPLETION = (
@@ -263,12 +264,9 @@ def main() -> None:
     options = parser.parse_args()
     os.sched_setaffinity(0, {CLIENT_CORE})
 
-    cpu_info = Path("/proc/cpuinfo").read_text().splitlines()
-    cpu = next(line.split(": ")[1].strip() for line in cpu_info if line.startswith("model name"))
-    system = f"Linux {platform.release()}, Python {platform.python_version()}"
     versions = {name: version(name) for name in ("uvicorn", "granian", "uvloop", "httptools")}
-    machine = {
-        "machine": f"{cpu}, {os.cpu_count()} logical CPUs, {system}",
+    stamp = {
+        "machine": machine(),
         "versions": " ".join(f"{name}=={value}" for name, value in versions.items()),
         "command": "python -m harness.micro.http_stack " + " ".join(sys.argv[1:]),
     }
@@ -278,9 +276,7 @@ def main() -> None:
         for stack in options.stacks if repetition % 2 == 0 else options.stacks[::-1]:
             with running(stack) as server:
                 measured = throughput(server, options.streams, options.seconds)
-            rows.append(
-                {"stack": stack, "repetition": repetition, "position": len(rows)} | measured | machine
-            )
+            rows.append({"stack": stack, "repetition": repetition, "position": len(rows)} | measured | stamp)
             print(stack, repetition, measured, flush=True)
     write_csv(options.out / "throughput.csv", rows)
 
@@ -300,7 +296,7 @@ def main() -> None:
                     )
                     print(stack, client.__name__, what, value, unit, flush=True)
     if rows:
-        write_csv(options.out / "hostile.csv", [row | machine for row in rows])
+        write_csv(options.out / "hostile.csv", [row | stamp for row in rows])
 
 
 if __name__ == "__main__":

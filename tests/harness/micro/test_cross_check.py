@@ -11,7 +11,7 @@ import pytest
 from harness.client.null_process import MODEL, Pace
 from harness.client.null_server import NullServer
 from harness.metrics import Window
-from harness.micro.cross_check import CHECKOUT, NULL_LOADS, play_rows, read_plays, server_means, summarise
+from harness.micro.cross_check import NULL_LOADS, play_rows, read_plays, server_means, summarise
 from harness.micro.cross_check_clients import (
     OURS,
     Endpoint,
@@ -37,6 +37,7 @@ from harness.micro.cross_check_formulas import (
     with_turnaround,
     within,
 )
+from harness.micro.stamp import CHECKOUT
 
 SERVER_TIMES = ("ttft", "tpot", "e2e")
 RESULTS = CHECKOUT / "results/micro/cross_check"
