@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -70,14 +72,14 @@ def test_the_account_key_is_nowhere(there: Street, tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("VAST_API_KEY", KEY)
     hook(there, 'tr "\\0" "\\n" </proc/self/environ >"$HOME/environ"; ps -ef >"$HOME/ps"; ' + WAITS)
     desk = make_desk(there.fake.url, tmp_path)
-    with ThreadPoolExecutor(1) as threads, argument_lists() as lists:
+    with ThreadPoolExecutor(1) as threads, argument_lists(monkeypatch) as lists:
         working = threads.submit(campaign, desk)
         until(lambda: at_work(there))
         go(there)
         assert working.result().ok
     assert [words for words in lists if KEY.encode() in words] == []
     seen = {Path(words.split(b"\0")[0].decode()).name for words in lists}
-    assert {"bash", "rsync", "ssh", "ssh-keygen", "git"} <= seen
+    assert {"bash", "rsync", "ssh", "ssh-keygen", "git"} <= seen, seen
     files = [file for file in tmp_path.rglob("*") if file.is_file() and not file.is_symlink()]
     assert len([file for file in files if file.is_relative_to(there.box.home)]) > 10
     assert [file for file in files if KEY.encode() in file.read_bytes()] == []
@@ -90,10 +92,18 @@ def test_the_account_key_is_nowhere(there: Street, tmp_path: Path, monkeypatch: 
 
 
 @contextmanager
-def argument_lists() -> Iterator[set[bytes]]:
-    """The argument list of every process that is there at some time, looked at again and again."""
+def argument_lists(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[bytes]]:
+    """The argument list of every process this one starts, however short its life, and of every other process
+    that was there at one of many looks."""
     seen: set[bytes] = set()
     over = threading.Event()
+    start = subprocess.Popen.__init__
+
+    def noted(self: subprocess.Popen[bytes], args: Sequence[str], *others: object, **options: object) -> None:
+        seen.add(b"\0".join(os.fsencode(word) for word in args))
+        start(self, args, *others, **options)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(subprocess.Popen, "__init__", noted)
 
     def look() -> None:
         while not over.wait(0.002):
