@@ -1,6 +1,6 @@
 """Which tiles the attention kernels work with: pure functions over one table, written for an H200.
 
-`python -m engine.kernels.attention_tune OUT.csv` measures candidates for the entries of 16-bit dtypes.
+`python -m harness.micro.attention_tune OUT.csv` measures candidates for the entries of 16-bit dtypes.
 """
 
 from dataclasses import dataclass

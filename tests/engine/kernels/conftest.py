@@ -19,6 +19,7 @@ from engine.kernels import (
     rms_norm,
     rope,
     row_inputs,
+    row_tiles,
 )
 from tests.engine.kernels.measured import Place
 
@@ -32,6 +33,7 @@ _WITH_FUNCTIONS = (
     rms_norm,
     rope,
     row_inputs,
+    row_tiles,
     tl,
     tl.standard,
 )

@@ -1,4 +1,4 @@
-"""Measure tiles for the attention kernels on this GPU: `python -m engine.kernels.attention_tune OUT.csv`.
+"""Measure tiles for the attention kernels on this GPU: `python -m harness.micro.attention_tune OUT.csv`.
 
 Each candidate of each kernel is compiled ahead in a pool of processes, checked against the eager reference,
 and timed at several lengths (causal, bf16, hidden width 2,048, 16k tokens). All rows go to OUT.csv; the
@@ -11,21 +11,15 @@ usually credited, which gives 5 / 7 of what these two kernels reach together.
 
 import argparse
 import csv
-import json
 import math
-import multiprocessing
 import statistics
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
-from triton.compiler.errors import CompilationError
-from triton.runtime.errors import OutOfResources, PTXASError
 
 from engine.kernels.attention_backward import (
     key_gradients,
@@ -36,6 +30,9 @@ from engine.kernels.attention_forward import forward_triton
 from engine.kernels.attention_reference import attention_reference
 from engine.kernels.attention_tiles import Tiles
 from engine.kernels.attention_work import Work
+from harness.attention.timing import CudaClock, Operation
+from harness.micro.compile_ahead import accepted, compile_ahead
+from harness.micro.stamp import commit
 
 _HIDDEN = 2048
 _TOKENS = 16_384
@@ -44,7 +41,6 @@ _QUICK_LENGTHS = (512, 1024, 8192)
 _ROUNDS = 7
 _QUICK_ROUNDS = 5
 _CHECKED_LENGTH = 333  # whole, diagonal and cut tiles of every candidate
-_FLUSHED_BYTES = 128 << 20  # more than twice the 50 MB of L2
 _PASSED_ERROR = 2.0  # times the error of eager code in bf16; a wrong tile is off by orders of magnitude
 
 # (block_m, block_n, num_warps, num_stages), all with descriptors, which won for every kernel the first time.
@@ -92,7 +88,6 @@ class Origin:
     """Which code was measured, and when."""
 
     commit: str
-    dirty: bool
     started_at: str
 
 
@@ -100,8 +95,8 @@ class Origin:
 class Row:
     """One measured candidate at one length.
 
-    tflops: of the matrix products that the kernel itself executes, half of them for causal attention. commit,
-    dirty: of the code that ran; started_at: of the whole command, UTC.
+    tflops: of the matrix products that the kernel itself executes, half of them for causal attention. commit:
+    of the code that ran; started_at: of the whole command, UTC.
     """
 
     kernel: str
@@ -116,7 +111,6 @@ class Row:
     tflops: float
     gpu: str
     commit: str
-    dirty: bool
     started_at: str
 
 
@@ -143,14 +137,13 @@ class Inputs:
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(prog="python -m engine.kernels.attention_tune", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m harness.micro.attention_tune", description=__doc__)
     parser.add_argument("out", type=Path, help="CSV file to write")
     parser.add_argument("--quick", action="store_true", help=f"only the lengths {_QUICK_LENGTHS}")
     options = parser.parse_args(arguments)
-    origin = Origin(*source_state(), datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
-    found = list(candidates())
+    origin = Origin(commit(), datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
     rows: list[Row] = []
-    compiled = [c for c, error in zip(found, compile_ahead(found), strict=True) if accepted(c, error)]
+    compiled = compile_ahead(launch_small, list(candidates()))
     for dim in (64, 128):
         passed = [c for c in compiled if c.dim == dim]
         checked = inputs(dim, _CHECKED_LENGTH, batch=2)
@@ -162,48 +155,15 @@ def main(arguments: list[str]) -> None:
         print(line)
 
 
-def source_state() -> tuple[str, bool]:
-    """The commit, and whether the kernels differ from it; without git from the file beside the code."""
-    root = Path(__file__).parents[2]
-    commit = _git(root, "rev-parse", "HEAD")
-    if commit:
-        return commit, bool(_git(root, "status", "--porcelain", "--", "engine", "uv.lock"))
-    listed = json.loads((root / ".source.json").read_text())
-    return listed["git_commit"], listed["dirty"]
-
-
-def _git(root: Path, *arguments: str) -> str:
-    """What git says, or nothing where it knows nothing of the folder."""
-    try:
-        said = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        return ""
-    return said.stdout.strip() if said.returncode == 0 else ""
-
-
 def candidates() -> Iterator[Candidate]:
     for (kernel, dim), shapes in _CANDIDATES.items():
         for shape in shapes:
             yield Candidate(kernel, dim, Tiles(*shape, descriptors=True))
 
 
-def compile_ahead(found: list[Candidate]) -> list[str]:
-    """Fill Triton's cache on disk from a pool of processes; per candidate what went wrong, or nothing."""
-    workers = max(1, min(12, multiprocessing.cpu_count() - 2))
-    spawned = multiprocessing.get_context("spawn")  # a forked process has no CUDA
-    with ProcessPoolExecutor(workers, mp_context=spawned) as pool:
-        return list(pool.map(compile_error, found))
-
-
-def compile_error(candidate: Candidate) -> str:
-    """Launch once on a small input, in a process of the pool; too much shared memory is an error."""
-    small = inputs(candidate.dim, _CHECKED_LENGTH, batch=1)
-    try:
-        small.launch(candidate)
-        torch.cuda.synchronize()
-    except (OutOfResources, PTXASError, CompilationError) as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
+def launch_small(candidate: Candidate) -> None:
+    """Launch once on a small input."""
+    inputs(candidate.dim, _CHECKED_LENGTH, batch=1).launch(candidate)
 
 
 def failed_check(candidate: Candidate, checked: Inputs) -> str:
@@ -218,12 +178,6 @@ def failed_check(candidate: Candidate, checked: Inputs) -> str:
         if not error <= allowed:
             return f"tensor {index} is off by {error:.2e}, eager code allows {allowed:.2e}"
     return ""
-
-
-def accepted(candidate: Candidate, error: str) -> bool:
-    if error:
-        print(f"left out {candidate}: {error.splitlines()[0]}", flush=True)
-    return not error
 
 
 def expected_results(work: Work, grad_out: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -255,13 +209,13 @@ def measure(passed: list[Candidate], length: int, rounds: int, origin: Origin) -
         return
     dim, batch = passed[0].dim, _TOKENS // length
     shape = inputs(dim, length, batch)
-    flushed = torch.empty(_FLUSHED_BYTES, dtype=torch.int8, device="cuda")
+    clock = CudaClock()
     times: dict[Candidate, list[float]] = {candidate: [] for candidate in passed}
     for turn in range(rounds + 1):
         for candidate in passed:
-            elapsed = timed(lambda candidate=candidate: shape.launch(candidate), flushed)
+            elapsed = clock.sample_ns(Operation(lambda _, candidate=candidate: shape.launch(candidate)))
             if turn:  # the first warms up
-                times[candidate].append(elapsed)
+                times[candidate].append(elapsed / 1e6)
     forward_flop = 4 * batch * length * length * _HIDDEN / 2
     for candidate, samples in times.items():
         ms = statistics.median(samples)
@@ -270,18 +224,6 @@ def measure(passed: list[Candidate], length: int, rounds: int, origin: Origin) -
             candidate.kernel, dim, **asdict(candidate.tiles), length=length, ms=ms, tflops=tflops,
             gpu=torch.cuda.get_device_name(), **asdict(origin),
         )  # fmt: skip
-
-
-def timed(launch: Callable[[], object], flushed: torch.Tensor) -> float:
-    """Milliseconds on the device of one launch, which the host has queued before the device is there."""
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    flushed.zero_()
-    torch.cuda._sleep(400_000)  # about 0.2 ms: longer than the host takes to queue what is timed
-    begin.record()
-    launch()
-    end.record()
-    end.synchronize()
-    return begin.elapsed_time(end)
 
 
 def summary(rows: list[Row]) -> Iterator[str]:
