@@ -23,7 +23,7 @@ PAUSE_NS = 1_000
 """Pauses of the device from here on are counted: between kernels of one graph it is shorter."""
 
 CATEGORIES: dict[str, str] = {
-    "sampling": r"append_best|argmax|arg_?max|MaxOps|MaxNan|topk|sample|_max\b|::max\b",
+    "sampling": r"append_kernel|argmax|arg_?max|MaxOps|MaxNan|topk|sample|_max\b|::max\b",
     "attention": r"attention|_decode_kernel|_combine_kernel|flash|fmha|softmax",
     "norm": r"rms_?norm|rsqrt",
     "rope": r"rope",

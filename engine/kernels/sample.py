@@ -7,27 +7,40 @@ a stateful one. The draw itself is the Gumbel-max trick: argmax(log p + g), g st
 
 import torch
 
-_GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit number
-_MIX_A = -4658895280553007687  # 0xBF58476D1CE4E5B9
-_MIX_B = -7723592293110705685  # 0x94D049BB133111EB
+GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit number
+MIX_A = -4658895280553007687  # 0xBF58476D1CE4E5B9
+MIX_B = -7723592293110705685  # 0x94D049BB133111EB
+# Below it -log(1 - v) is v + v² / 2 to fp32, while 1 - v has lost bits of v.
+SMALL = 2.0**-11
 
 
 def _mixed(x: torch.Tensor) -> torch.Tensor:
     """The 64-bit finaliser, elementwise on int64 (arithmetic wraps; shifts made logical by masks)."""
-    x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * _MIX_A
-    x = (x ^ ((x >> 27) & 0x1FFFFFFFFF)) * _MIX_B
+    x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * MIX_A
+    x = (x ^ ((x >> 27) & 0x1FFFFFFFFF)) * MIX_B
     return x ^ ((x >> 31) & 0x1FFFFFFFF)
 
 
-def uniform_noise(seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """Uniform numbers in (0, 1), fp32, (R, vocab_size), keyed by (seed, position, token id).
+def gumbel_noise(seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """Standard Gumbel numbers, fp32, (R, vocab_size), keyed by (seed, position, token id).
 
     seeds, positions: (R,) int64.
     """
-    keys = _mixed(_mixed(seeds * _GOLDEN + positions) + positions * _GOLDEN)
+    keys = _mixed(_mixed(seeds * GOLDEN + positions) + positions * GOLDEN)
     tokens = torch.arange(vocab_size, dtype=torch.int64, device=seeds.device)
-    bits = _mixed(keys[:, None] + tokens * _GOLDEN)
-    return (((bits >> 40) & 0xFFFFFF).float() + 0.5) * (1.0 / (1 << 24))
+    return gumbel_of(_mixed(keys[:, None] + tokens * GOLDEN))
+
+
+def gumbel_of(bits: torch.Tensor) -> torch.Tensor:
+    """-log(-log(1 - v)), fp32, of v made from the upper halves of uniform 64-bit numbers.
+
+    A draw is decided by the largest numbers, which small v make: those keep all their bits here, and none is
+    infinite, which would win over every probability. v stays below 1 as well: minus infinity would lose
+    against nothing where a single token may be drawn.
+    """
+    v = (((bits >> 32) & 0xFFFFFFFF).float() + 0.5) * 2.0**-32
+    v = v.clamp(max=1 - 2.0**-24)
+    return -torch.log(torch.where(v < SMALL, v + v * v / 2, -torch.log(1 - v)))
 
 
 def keep_mask(
@@ -38,18 +51,18 @@ def keep_mask(
     top_k: (R,) int64, 0 = off; top_p, min_p: (R,) fp32, 1 and 0 = off. The filters act one after another,
     as in the OpenAI-compatible servers: the k best; of those the smallest set whose probability reaches p
     (the token that crosses it included); of the whole, tokens with at least min_p of the best one's
-    probability. The best token always stays.
+    probability. Tokens as probable as the last one that stays also stay, and the best one always does.
     """
-    ranked, order = scores.sort(dim=-1, descending=True, stable=True)
-    rank = torch.arange(scores.shape[-1], device=scores.device)
-    allowed = (top_k[:, None] == 0) | (rank < top_k[:, None])
-    ranked = ranked.masked_fill(~allowed, float("-inf"))
-    probabilities = ranked.softmax(dim=-1)
+    ranked = scores.sort(dim=-1, descending=True).values
+    last = torch.where(top_k == 0, scores.shape[-1], top_k).clamp(max=scores.shape[-1]) - 1
+    allowed = ranked >= ranked.gather(1, last[:, None])
+    probabilities = ranked.masked_fill(~allowed, float("-inf")).softmax(dim=-1)
     before = probabilities.cumsum(dim=-1) - probabilities
     allowed &= (top_p[:, None] >= 1) | (before < top_p[:, None])
     allowed &= probabilities >= min_p[:, None] * probabilities[:, :1]
     allowed[:, 0] = True
-    return torch.zeros_like(allowed).scatter_(1, order, allowed)
+    least = ranked.masked_fill(~allowed, float("inf")).amin(dim=-1, keepdim=True)
+    return scores >= least
 
 
 def penalised(
@@ -110,5 +123,5 @@ def sample(
     scores = logits.float() / temperature.clamp(min=1e-5)[:, None]
     if filtered:
         scores = scores.masked_fill(~keep_mask(scores, top_k, top_p, min_p), float("-inf"))
-    gumbel = -torch.log(-torch.log(uniform_noise(seeds, positions, logits.shape[-1])))
+    gumbel = gumbel_noise(seeds, positions, logits.shape[-1])
     return torch.where(temperature > 0, (scores + gumbel).argmax(dim=-1), greedy)

@@ -1,4 +1,4 @@
-"""Greedy steps as CUDA graphs: one launch instead of some hundred.
+"""Steps as CUDA graphs: one launch instead of some hundred.
 
 Everything such a step reads lies at fixed addresses (its packed inputs, the device tables by slot), and
 lengths are read on the device, so a graph is captured once per padded shape and serves every Plan that fits.
@@ -49,8 +49,8 @@ def _up_to(largest: int, sizes: list[int]) -> list[int]:
     return [*(size for size in sizes if size < largest), largest]
 
 
-class GreedySteps:
-    """The greedy step in every captured shape; the graphs' memory is one shared pool.
+class PaddedSteps:
+    """The step in every captured shape; the graphs' memory is one shared pool.
 
     On a CPU nothing is captured, and the same padded step runs op by op.
     """

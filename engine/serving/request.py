@@ -83,12 +83,6 @@ class Features(NamedTuple):
     min_tokens: bool
     logprobs: int | None
 
-    @property
-    def greedy(self) -> bool:
-        """Whether the best token of the bare logits is all that is asked for."""
-        changed = self.random or self.penalties or self.bias or self.min_tokens
-        return not changed and self.logprobs is None
-
     @staticmethod
     def of(params: SamplingParams) -> "Features":
         return Features(

@@ -11,7 +11,7 @@ from engine.kernels.sample import top_logprobs
 from engine.model.batch import Batch
 from engine.model.llama import Llama
 from engine.serving.gathered import gathered_inputs
-from engine.serving.graphs import GreedySteps
+from engine.serving.graphs import PaddedSteps
 from engine.serving.paged import PagedInputs
 from engine.serving.plan import Chunk, Plan, Results
 from engine.serving.request import TokenLogprobs
@@ -48,7 +48,7 @@ class Runner:
         """
         self.model = model
         self.tables = Tables(config)
-        self.sampler = Sampler(self.tables.rows)
+        self.sampler = Sampler(self.tables.columns, self.tables.tokens, model.config.vocab_size)
         shape = (
             model.config.num_layers,
             2,
@@ -59,11 +59,11 @@ class Runner:
         self.kv_cache = torch.zeros(shape, dtype=model.embedding.dtype, device=config.device)
         self._launched: deque[_Launched] = deque()
         on_gpu = config.device == "cuda"
-        self._paged = self._greedy = None
+        self._paged = self._padded = None
         if on_gpu and config.preset.paged if paged is None else paged:
             longest_item = rows_per_item(model.config.num_heads, model.config.num_kv_heads)
             self._paged = PagedInputs(config, self.tables, longest_item, model.config.num_kv_heads)
-            self._greedy = GreedySteps(self._greedy_step, config, longest_item)
+            self._padded = PaddedSteps(self._padded_step, config, longest_item)
             if on_gpu and config.preset.graphs:
                 self._capture()
 
@@ -86,15 +86,16 @@ class Runner:
 
     @torch.inference_mode()
     def _capture(self) -> None:
-        self._greedy.capture(self._paged.clear)
+        self._padded.capture(self._paged.clear)
 
     def _launch_paged(self, plan: Plan) -> _Launched:
-        """Greedy steps in a padded shape, as one graph; others as they are, kernel by kernel."""
-        padded = plan.features.greedy and all(chunk.logprobs is None for chunk in plan.chunks)
-        shape = self._greedy.covering(plan) if padded else self._paged.exact(plan)
+        """In a padded shape, as one graph, unless somebody asks for log probabilities: then as it is, kernel
+        by kernel."""
+        padded = plan.features.logprobs is None and all(chunk.logprobs is None for chunk in plan.chunks)
+        shape = self._padded.covering(plan) if padded else self._paged.exact(plan)
         staging = self._paged.send(plan, shape)
         if padded:
-            results, logprobs, prompt_logprobs = self._greedy.run(shape), None, {}
+            results, logprobs, prompt_logprobs = self._padded.run(shape), None, {}
         else:
             results, logprobs, prompt_logprobs = self._step(plan, *self._paged.batch(shape))
         samples = len(plan.decodes) + sum(chunk.sample for chunk in plan.chunks)
@@ -114,13 +115,13 @@ class Runner:
             done.record()
         return _Launched(host_results, done, logprobs, prompt_logprobs)
 
-    def _greedy_step(self, shape: Shape) -> torch.Tensor:
-        """A step whose requests all take the best token of the bare logits; the result rows."""
+    def _padded_step(self, shape: Shape) -> torch.Tensor:
+        """A step without log probabilities; the result rows."""
         batch, sample_rows, slots = self._paged.batch(shape)
         hidden = self.model.forward(batch, self.kv_cache)
         # A step that only decodes samples after each of its rows, in their order.
         sampled = hidden if shape.longest_item == 1 else hidden[sample_rows]
-        return self.tables.append_best(self.model.logits(sampled), slots)
+        return self.sampler.append_chosen(self.model.logits(sampled), slots)
 
     def _step(
         self, plan: Plan, batch: Batch, sample_rows: torch.Tensor, slots: torch.Tensor
@@ -130,11 +131,10 @@ class Runner:
         prompt_logprobs = self._prompt_logprobs(plan, hidden)
         logits = self.model.logits(hidden[sample_rows])
         longest = max([plan.longest_decode] + [chunk.start + chunk.count for chunk in plan.chunks])
-        history = self.tables.tokens[slots, :longest] if plan.features.penalties else self.tables.tokens[:0]
-        chosen = self.sampler.choose(logits, slots, history, self.tables.length[slots], plan.features)
+        chosen = self.sampler.choose(logits, slots, longest, plan.features)
         wanted = plan.features.logprobs
         logprobs = None if wanted is None else _block_to_host(top_logprobs(logits, chosen, wanted))
-        return self.tables.append(logits.amax(-1), chosen, slots), logprobs, prompt_logprobs
+        return self.sampler.append(logits, chosen, slots), logprobs, prompt_logprobs
 
     def _prompt_logprobs(self, plan: Plan, hidden: torch.Tensor) -> dict[int, Logprobs]:
         """For each chunk that asks: log probabilities of the known tokens that follow its positions."""

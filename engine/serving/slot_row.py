@@ -3,6 +3,7 @@
 import numpy as np
 import torch
 
+from engine.kernels.append_chosen import Columns
 from engine.serving.plan import Admit
 
 MAX_STOP_IDS = 32
@@ -10,6 +11,7 @@ MAX_LOGIT_BIAS = 300
 
 # One description for both sides: the host fills a record, the device reads its columns. What every step
 # reads comes first, the bias, which is rare and long, last.
+# The first three are the state that a step changes.
 ROW = np.dtype(
     [
         ("length", np.int64),  # of tokens known: the newest one is at length - 1
@@ -48,6 +50,12 @@ def column(rows: torch.Tensor, name: str) -> torch.Tensor:
     return view[:, first : first + field.shape[0]] if field.shape else view[:, first]
 
 
+def columns(rows: torch.Tensor) -> Columns:
+    """All columns but the state's own, which stand together: of rows (slots, words) int64, as views."""
+    names = [name for name in ROW.names if name not in ("length", "finished", "max_length")]
+    return Columns(state=rows[:, : words_before("stop_ids")], **{name: column(rows, name) for name in names})
+
+
 def packed_row(admit: Admit) -> np.ndarray:
     """The words of an admitted sequence's row: (n,) int64, up to the last one that is needed."""
     params, row = admit.params, np.zeros(1, ROW)
@@ -68,8 +76,9 @@ def packed_row(admit: Admit) -> np.ndarray:
     record["frequency"] = params.frequency_penalty
     if not params.logit_bias:
         return row.view(np.int64)[: words_before("bias_ids")]
-    biased = len(params.logit_bias)
-    ids, addends = zip(*params.logit_bias, strict=True)
-    record["biased"] = biased
-    record["bias_ids"][:biased], record["bias"][:biased] = ids, addends
+    addends: dict[int, float] = {}
+    for token, addend in params.logit_bias:
+        addends[token] = addends.get(token, 0) + addend
+    biased = record["biased"] = len(addends)
+    record["bias_ids"][:biased], record["bias"][:biased] = list(addends), list(addends.values())
     return row.view(np.int64)

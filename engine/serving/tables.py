@@ -7,14 +7,11 @@ import numpy as np
 import torch
 
 from engine.config import EngineConfig
-from engine.kernels import append_best
 from engine.serving.plan import Plan
-from engine.serving.slot_row import ROW_WORDS, column, packed_row, words_before
+from engine.serving.slot_row import ROW_WORDS, column, columns, packed_row
 
 # Kernels read faster what starts at a multiple of 16 bytes; 16 words are a multiple of any such unit.
 _ALIGNMENT = 16
-# Of a row: its length, whether it has finished, and the greatest length.
-_STATE_WORDS = words_before("stop_ids")
 
 
 class Tables:
@@ -43,7 +40,7 @@ class Tables:
         self.block_table = table(self._blocks_at, self._blocks)
         self.tokens = table(self._tokens_at, self._length)
         self.length = column(self.rows, "length")
-        self._ends = self.rows[:, :_STATE_WORDS], column(self.rows, "stop_ids")
+        self.columns = columns(self.rows)
         self.length[self.pad_slot] = 1
         column(self.rows, "finished")[self.pad_slot] = 1
         self.block_table[self.pad_slot] = config.num_blocks
@@ -68,14 +65,6 @@ class Tables:
     def write(self, addresses: torch.Tensor, values: torch.Tensor) -> None:
         """Apply changes, already on the device."""
         self._state.index_copy_(0, addresses, values)
-
-    def append(self, best: torch.Tensor, chosen: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        """Append the chosen tokens (R,) to live slots (R,), see append_best.append; result rows (R, 4)."""
-        return append_best.append(best, chosen, *self._ends, self.tokens, slots)
-
-    def append_best(self, logits: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        """Append the best token of each row of logits: (R, V) to live slots (R,); the result rows (R, 4)."""
-        return append_best.append_best(logits, *self._ends, self.tokens, slots)
 
 
 def aligned(words: int) -> int:

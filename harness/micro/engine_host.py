@@ -26,7 +26,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.serving import link
-from engine.serving.graphs import GreedySteps
+from engine.serving.graphs import PaddedSteps
 from engine.serving.news import News
 from engine.serving.paged import PagedInputs
 from engine.serving.plan import Plan, Results
@@ -74,7 +74,7 @@ class HostPath:
         self._depth = config.queue_depth
         self._scheduler = Scheduler(config)
         self._inputs = PagedInputs(config, Tables(config), LONGEST_ITEM, KV_HEADS)
-        self._shapes = GreedySteps(lambda _: torch.empty(0), config, LONGEST_ITEM)
+        self._shapes = PaddedSteps(lambda _: torch.empty(0), config, LONGEST_ITEM)
         self._device = Device(config.max_num_seqs)
         self._queued: deque[tuple[Results, Staging]] = deque()
         for _ in range(batch):

@@ -73,7 +73,7 @@ traced_steps = 6
         ("_rms_norm_kernel", "_rms_norm_kernel", "norm"),
         ("_rope_and_write_kernel", "_rope_and_write_kernel", "rope"),
         ("_silu_mul_kernel", "_silu_mul_kernel", "activation"),
-        ("_append_best_kernel", "_append_best_kernel", "sampling"),
+        ("_append_kernel", "_append_kernel", "sampling"),
         (
             "void at::native::reduce_kernel<512, 1, ReduceOp<float, at::native::MaxOps<float>>>(R)",
             "reduce_kernel",

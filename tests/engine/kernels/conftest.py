@@ -12,7 +12,7 @@ from triton.runtime.interpreter import InterpretedFunction
 
 from engine.kernels import (
     activation,
-    append_best,
+    append_chosen,
     decode_attention,
     few_rows,
     paged_attention,
@@ -26,7 +26,7 @@ from tests.engine.kernels.measured import Place
 _NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 _WITH_FUNCTIONS = (
     activation,
-    append_best,
+    append_chosen,
     decode_attention,
     few_rows,
     paged_attention,

@@ -5,7 +5,7 @@ import torch
 
 from engine.kernels.decode_attention import Tiles, rotated_decode_attention, splits, tiles
 from engine.kernels.rope import rope_and_write_reference
-from tests.engine.kernels.measured import Place, assert_as_exact
+from tests.engine.kernels.measured import Place, assert_as_exact, take_turns
 from tests.engine.kernels.steps import PAD_ROWS, Heads, Sequence, Step, plain_attention, step
 
 pytestmark = [
@@ -63,16 +63,20 @@ def check(place: Place, heads: Heads, sequences: list[Sequence], table_width: in
     assert_as_exact(out, plain_attention(trimmed, place.dtype), plain_attention(trimmed, torch.float64))
 
 
-@pytest.mark.parametrize(
-    "heads", [Heads(3, 3, 64), Heads(6, 2, 64), Heads(4, 1, 128), Heads(8, 1, 80), Heads(2, 2, 80)]
-)
+HEADS = [Heads(3, 3, 64), Heads(6, 2, 64), Heads(4, 1, 128), Heads(8, 1, 80), Heads(2, 2, 80)]
+LONG_HEADS = [Heads(2, 2, 64), Heads(3, 1, 64)]
+
+
+@pytest.mark.parametrize("heads", HEADS)
 def test_decode_rows(place: Place, heads: Heads) -> None:
+    take_turns(place, HEADS.index(heads))
     check(place, heads, DECODES * (20 if place.large else 1))
 
 
-@pytest.mark.parametrize("heads", [Heads(2, 2, 64), Heads(3, 1, 64)])
+@pytest.mark.parametrize("heads", LONG_HEADS)
 def test_long_histories_are_split_and_combined(place: Place, heads: Heads) -> None:
-    sequences = [Sequence(1500, 1), Sequence(0, 1), Sequence(70, 1), Sequence(1025, 1), Sequence(448, 1)]
+    take_turns(place, LONG_HEADS.index(heads))
+    sequences = [Sequence(1025, 1), Sequence(0, 1), Sequence(70, 1), Sequence(448, 1)]
     assert splits(len(sequences) + PAD_ROWS, heads.kv_heads, 256 * 16) == 16
     check(place, heads, sequences, table_width=256)
 

@@ -13,7 +13,7 @@ from engine.kernels.paged_attention import (
     tile_positions,
     tile_rows,
 )
-from tests.engine.kernels.measured import Place, assert_as_exact
+from tests.engine.kernels.measured import Place, assert_as_exact, take_turns
 from tests.engine.kernels.steps import PAD_ROWS, Heads, Sequence, Step, plain_attention, step
 
 pytestmark = [
@@ -38,14 +38,20 @@ def test_decode_rows(place: Place, heads: Heads) -> None:
     check(place, step(place, heads, DECODES * (12 if place.large else 1), longest_item=1))
 
 
-@pytest.mark.parametrize("heads", [Heads(2, 2, 64), Heads(9, 3, 64), Heads(4, 1, 128), Heads(8, 1, 80)])
+CHUNK_HEADS = [Heads(2, 2, 64), Heads(9, 3, 64), Heads(8, 1, 80), Heads(4, 1, 128)]
+ITEM_LENGTHS = [2, 7, 40, 100]
+
+
+@pytest.mark.parametrize("heads", CHUNK_HEADS)
 def test_chunks_and_decode_rows(place: Place, heads: Heads) -> None:
+    take_turns(place, CHUNK_HEADS.index(heads))
     longest = rows_per_item(heads.heads, heads.kv_heads)
     check(place, step(place, heads, MIXED * (12 if place.large else 1), longest))
 
 
-@pytest.mark.parametrize("longest_item", [2, 7, 40, 100])
+@pytest.mark.parametrize("longest_item", ITEM_LENGTHS)
 def test_items_of_any_length(place: Place, longest_item: int) -> None:
+    take_turns(place, ITEM_LENGTHS.index(longest_item))
     check(place, step(place, Heads(4, 2, 16), MIXED, longest_item))
 
 

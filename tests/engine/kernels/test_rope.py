@@ -7,9 +7,11 @@ import torch
 
 from engine.kernels.paged_attention import write_kv
 from engine.kernels.rope import apply_rope, rope_and_write, rope_and_write_reference, rope_and_write_triton
-from tests.engine.kernels.measured import Place
+from tests.engine.kernels.measured import Place, take_turns
 
 CACHE_SLOTS = 60
+HEADS = [(3, 3, 64), (9, 3, 64), (4, 1, 80), (8, 2, 128), (8, 1, 16), (2, 1, 6)]
+ROWS = [1, 5, 37]
 
 
 def inputs(place: Place, rows: int, heads: int, kv_heads: int, dim: int) -> tuple[torch.Tensor, ...]:
@@ -30,11 +32,10 @@ def caches(place: Place, kv_heads: int, dim: int) -> tuple[torch.Tensor, torch.T
     return full[0], full[1]
 
 
-@pytest.mark.parametrize(
-    ("heads", "kv_heads", "dim"), [(3, 3, 64), (9, 3, 64), (4, 1, 80), (8, 2, 128), (8, 1, 16), (2, 1, 6)]
-)
-@pytest.mark.parametrize("rows", [1, 5, 37])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), HEADS)
+@pytest.mark.parametrize("rows", ROWS)
 def test_kernel_equals_the_reference(place: Place, rows: int, heads: int, kv_heads: int, dim: int) -> None:
+    take_turns(place, HEADS.index((heads, kv_heads, dim)) + ROWS.index(rows))
     given = inputs(place, rows, heads, kv_heads, dim)
     expected_k, expected_v = caches(place, kv_heads, dim)
     k_cache, v_cache = caches(place, kv_heads, dim)

@@ -68,19 +68,19 @@ def test_staging_of_a_queued_step_is_not_written_again(monkeypatch: pytest.Monke
     [
         (SamplingParams(max_tokens=4), True),
         (SamplingParams(max_tokens=4, ignore_eos=True, stop_token_ids=(5,)), True),
-        (SamplingParams(max_tokens=4, temperature=0.5), False),
-        (SamplingParams(max_tokens=4, min_tokens=2), False),
+        (SamplingParams(max_tokens=4, temperature=0.5), True),
+        (SamplingParams(max_tokens=4, min_tokens=2), True),
         (SamplingParams(max_tokens=4, logprobs=0), False),
-        (SamplingParams(max_tokens=4, repetition_penalty=1.1), False),
-        (SamplingParams(max_tokens=4, logit_bias=((1, 1.0),)), False),
+        (SamplingParams(max_tokens=4, repetition_penalty=1.1), True),
+        (SamplingParams(max_tokens=4, logit_bias=((1, 1.0),)), True),
     ],
 )
-def test_every_greedy_step_and_no_other_has_a_captured_shape(
+def test_every_step_without_log_probabilities_has_a_captured_shape(
     params: SamplingParams, captured: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, taken = paged_engine(), Counter()
-    greedy, step = engine.runner._greedy.run, engine.runner._step
-    monkeypatch.setattr(engine.runner._greedy, "run", lambda shape: taken.update([True]) or greedy(shape))
+    padded, step = engine.runner._padded.run, engine.runner._step
+    monkeypatch.setattr(engine.runner._padded, "run", lambda shape: taken.update([True]) or padded(shape))
     monkeypatch.setattr(engine.runner, "_step", lambda *inputs: taken.update([False]) or step(*inputs))
     for i, prompt in enumerate(prompts(5, seed=3)):
         engine.add(i, prompt, params)
@@ -92,8 +92,8 @@ def test_a_prompt_whose_log_probabilities_are_asked_for_is_not_captured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     engine, shapes = paged_engine(max_batched_tokens=16), []
-    greedy = engine.runner._greedy.run
-    monkeypatch.setattr(engine.runner._greedy, "run", lambda shape: shapes.append(shape) or greedy(shape))
+    padded = engine.runner._padded.run
+    monkeypatch.setattr(engine.runner._padded, "run", lambda shape: shapes.append(shape) or padded(shape))
     engine.add(0, list(range(1, 41)), SamplingParams(max_tokens=6, ignore_eos=True, prompt_logprobs=1))
     run(engine)
     assert len(shapes) == 5

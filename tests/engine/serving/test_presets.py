@@ -115,5 +115,5 @@ def test_ids_equal_the_oracle_on_a_gpu(preset: Preset) -> None:
     )
     engine = Engine(config, Llama(CONFIG, WEIGHTS, "cuda", torch.float32, config.max_model_len))
     assert (engine.runner._paged is not None) == preset.paged
-    assert bool(engine.runner._greedy and engine.runner._greedy._captured) == preset.graphs
+    assert bool(engine.runner._padded and engine.runner._padded._captured) == preset.graphs
     assert_ids_are_the_oracles(engine, SamplingParams(max_tokens=20))

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
+from engine.kernels.append_chosen import append
 from engine.serving.plan import Admit, Features, Plan
 from engine.serving.request import SamplingParams
 from engine.serving.slot_row import MAX_LOGIT_BIAS, MAX_STOP_IDS, ROW, column
@@ -62,6 +63,12 @@ def test_every_column_of_a_row_reads_back() -> None:
     assert set(want) == set(ROW.names)
     for name, value in want.items():
         assert column(tables.rows, name)[2].tolist() == pytest.approx(value), name
+    # A token that is named twice gets both addends.
+    twice = SamplingParams(logit_bias=((3, 1.5), (4, 1.0), (3, 0.25)))
+    change(tables, plan_of([Admit(2, (7,), 1, twice, (), 11)]))
+    assert column(tables.rows, "biased")[2] == 2
+    assert column(tables.rows, "bias_ids")[2, :2].tolist() == [3, 4]
+    assert column(tables.rows, "bias")[2, :2].tolist() == [1.75, 1.0]
     # The next owner has no bias: that of the last one stays, but counts no more.
     change(tables, plan_of([Admit(2, (7,), 1, SamplingParams(), (), 11)]))
     assert column(tables.rows, "biased")[2] == 0
@@ -76,7 +83,7 @@ def test_append_leaves_finished_and_broken_sequences_as_they_are() -> None:
     chosen = torch.tensor([7, 9, 7, 7, 7, 7, 8])
     pad = tables.rows[tables.pad_slot].clone()
     for repeat in range(2):
-        rows = tables.append(best, chosen, slots).tolist()
+        rows = append(best, chosen, tables.columns, tables.tokens, slots).tolist()
         first = repeat == 0
         assert rows[0] == [1, 7, 0 if first else 1, 0]
         assert rows[1] == [int(first), 9, 1, 0]
@@ -95,7 +102,7 @@ def test_a_sequence_of_full_length_has_no_place_left() -> None:
     tables = Tables(CONFIG)
     change(tables, plan_of([Admit(5, tuple(range(39)), 1, SamplingParams(), (), 40)]))
     for _ in range(3):
-        tables.append(torch.ones(1), torch.tensor([77]), torch.tensor([5]))
+        append(torch.ones(1), torch.tensor([77]), tables.columns, tables.tokens, torch.tensor([5]))
     assert tables.tokens[5].tolist() == [*range(39), 77]
     assert tables.length[5] == 40
     assert tables.tokens[tables.pad_slot].tolist() == [0] * 40
