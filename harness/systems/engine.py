@@ -29,7 +29,7 @@ def _memory_flags(share: float, free_share: float) -> list[str]:
 _PRESETS = {
     "eager": "gathered steps with PyTorch attention, one at a time, prompts and decodes in separate steps",
     "fused": "eager, and paged attention, rotation and KV write in Triton kernels over padded shapes",
-    "graph": "fused, and each greedy step is launched as one CUDA graph",
+    "graph": "fused, and each step is launched as one CUDA graph",
     "queued": "graph, and a step is queued before the results of the one before it are read",
     "full": "queued, and prompt chunks share steps with decodes: what a user gets, said by name",
 }
