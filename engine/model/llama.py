@@ -107,13 +107,15 @@ class Llama:
             hidden, normed = self._add_rms_norm(hidden, linear(gated, layer.down), next_norm, eps)
         return normed
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """(R, vocab), from rows (R, H) of forward()'s result: fp32, or fp64 for an fp64 model.
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """(R, vocab), from rows (R, H) of forward()'s result: fp32, or fp64 for an fp64 model; `out` if given.
 
         The product's sums are fp32 anyway; rounding them to bf16, whose neighbours lie 0.125 apart from 16
         on, would make ties of the best tokens.
         """
         if hidden.dtype == torch.bfloat16 and hidden.is_cuda:
-            return torch.mm(hidden, self.head.t(), out_dtype=torch.float32)
+            return torch.mm(hidden, self.head.t(), out_dtype=torch.float32, out=out)
         logits = linear(hidden, self.head)
+        if out is not None:
+            return out.copy_(logits)
         return logits if logits.dtype == torch.float64 else logits.float()

@@ -63,6 +63,10 @@ class Runner:
         if on_gpu and config.preset.paged if paged is None else paged:
             longest_item = rows_per_item(model.config.num_heads, model.config.num_kv_heads)
             self._paged = PagedInputs(config, self.tables, longest_item, model.config.num_kv_heads)
+            # Of the newest padded step, for whoever asks for log probabilities.
+            dtype = torch.float64 if config.dtype == "float64" else torch.float32
+            rows = config.max_num_seqs, model.config.vocab_size
+            self._logits = torch.empty(rows, dtype=dtype, device=config.device)
             self._padded = PaddedSteps(self._padded_step, config, longest_item)
             if on_gpu and config.preset.graphs:
                 self._capture()
@@ -89,18 +93,22 @@ class Runner:
         self._padded.capture(self._paged.clear)
 
     def _launch_paged(self, plan: Plan) -> _Launched:
-        """In a padded shape, as one graph, unless somebody asks for log probabilities: then as it is, kernel
-        by kernel."""
-        padded = plan.features.logprobs is None and all(chunk.logprobs is None for chunk in plan.chunks)
+        """In a padded shape, as one graph, where that has what is asked for; else as it is, op by op."""
+        features = plan.features
+        changed = features.bias or features.min_tokens or features.penalties
+        # Log probabilities are of bare logits, and those of prompts need logits of every row.
+        padded = not (changed and features.logprobs is not None)
+        padded &= all(chunk.logprobs is None for chunk in plan.chunks)
         shape = self._padded.covering(plan) if padded else self._paged.exact(plan)
         staging = self._paged.send(plan, shape)
+        samples = len(plan.decodes) + sum(chunk.sample for chunk in plan.chunks)
         if padded:
-            results, logprobs, prompt_logprobs = self._padded.run(shape), None, {}
+            results, prompt_logprobs = self._padded.run(shape)[:samples], {}
+            logprobs = self._logprobs(self._logits[:samples], results[:, 1], features.logprobs)
         else:
             results, logprobs, prompt_logprobs = self._step(plan, *self._paged.batch(shape))
-        samples = len(plan.decodes) + sum(chunk.sample for chunk in plan.chunks)
         host_results = staging.results[:samples]
-        host_results.copy_(results[:samples], non_blocking=True)
+        host_results.copy_(results, non_blocking=True)
         if staging.done:
             staging.done.record()
         return _Launched(host_results, staging.done, logprobs, prompt_logprobs, staging)
@@ -116,12 +124,13 @@ class Runner:
         return _Launched(host_results, done, logprobs, prompt_logprobs)
 
     def _padded_step(self, shape: Shape) -> torch.Tensor:
-        """A step without log probabilities; the result rows."""
+        """A step without log probabilities; the result rows. The logits stay where they are."""
         batch, sample_rows, slots = self._paged.batch(shape)
         hidden = self.model.forward(batch, self.kv_cache)
         # A step that only decodes samples after each of its rows, in their order.
         sampled = hidden if shape.longest_item == 1 else hidden[sample_rows]
-        return self.sampler.append_chosen(self.model.logits(sampled), slots)
+        logits = self.model.logits(sampled, out=self._logits[: len(sampled)])
+        return self.sampler.append_chosen(logits, slots)
 
     def _step(
         self, plan: Plan, batch: Batch, sample_rows: torch.Tensor, slots: torch.Tensor
@@ -132,9 +141,12 @@ class Runner:
         logits = self.model.logits(hidden[sample_rows])
         longest = max([plan.longest_decode] + [chunk.start + chunk.count for chunk in plan.chunks])
         chosen = self.sampler.choose(logits, slots, longest, plan.features)
-        wanted = plan.features.logprobs
-        logprobs = None if wanted is None else _block_to_host(top_logprobs(logits, chosen, wanted))
+        logprobs = self._logprobs(logits, chosen, plan.features.logprobs)
         return self.sampler.append(logits, chosen, slots), logprobs, prompt_logprobs
+
+    @staticmethod
+    def _logprobs(logits: torch.Tensor, chosen: torch.Tensor, count: int | None) -> Logprobs | None:
+        return None if count is None else _block_to_host(top_logprobs(logits, chosen, count))
 
     def _prompt_logprobs(self, plan: Plan, hidden: torch.Tensor) -> dict[int, Logprobs]:
         """For each chunk that asks: log probabilities of the known tokens that follow its positions."""

@@ -64,19 +64,22 @@ def test_staging_of_a_queued_step_is_not_written_again(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    ("params", "captured"),
+    ("params", "captured"),  # None: some steps
     [
         (SamplingParams(max_tokens=4), True),
         (SamplingParams(max_tokens=4, ignore_eos=True, stop_token_ids=(5,)), True),
         (SamplingParams(max_tokens=4, temperature=0.5), True),
         (SamplingParams(max_tokens=4, min_tokens=2), True),
-        (SamplingParams(max_tokens=4, logprobs=0), False),
+        (SamplingParams(max_tokens=4, logprobs=0), True),
+        (SamplingParams(max_tokens=4, logprobs=2, temperature=0.5, top_p=0.9), True),
+        (SamplingParams(max_tokens=4, logprobs=2, frequency_penalty=0.5), False),
+        (SamplingParams(max_tokens=4, prompt_logprobs=2), None),
         (SamplingParams(max_tokens=4, repetition_penalty=1.1), True),
         (SamplingParams(max_tokens=4, logit_bias=((1, 1.0),)), True),
     ],
 )
-def test_every_step_without_log_probabilities_has_a_captured_shape(
-    params: SamplingParams, captured: bool, monkeypatch: pytest.MonkeyPatch
+def test_which_steps_have_a_captured_shape(
+    params: SamplingParams, captured: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, taken = paged_engine(), Counter()
     padded, step = engine.runner._padded.run, engine.runner._step
@@ -85,7 +88,31 @@ def test_every_step_without_log_probabilities_has_a_captured_shape(
     for i, prompt in enumerate(prompts(5, seed=3)):
         engine.add(i, prompt, params)
     run(engine)
-    assert set(taken) == {captured}
+    assert set(taken) == ({True, False} if captured is None else {captured})
+
+
+def test_log_probabilities_of_padded_steps_are_those_of_exact_ones() -> None:
+    asks = [
+        SamplingParams(max_tokens=9, logprobs=3),
+        SamplingParams(max_tokens=9, logprobs=0, temperature=0.9, seed=4),
+        SamplingParams(max_tokens=9, logprobs=1, presence_penalty=0.7),
+        SamplingParams(max_tokens=9),
+    ]
+
+    def told(engine: Engine) -> dict[int, list[float]]:
+        for i, prompt in enumerate(prompts(8, seed=12)):
+            engine.add(i, prompt, asks[i % 4])
+        found: dict[int, list[float]] = {i: [] for i in range(8)}
+        while engine.has_work:
+            for update in engine.step():
+                found[update.request_id] += update.token_ids
+                for each in update.logprobs:
+                    found[update.request_id] += [each.token, *each.top_ids, *each.top]
+        return found
+
+    exact, padded = told(make_engine()), told(paged_engine(queue_depth=2))
+    assert exact == {i: pytest.approx(values, rel=1e-5, abs=1e-6) for i, values in padded.items()}
+    assert len(exact[0]) > 9 and len(exact[3]) <= 9
 
 
 def test_a_prompt_whose_log_probabilities_are_asked_for_is_not_captured(
