@@ -108,7 +108,7 @@ class Llama:
         return normed
 
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """(R, vocab), from rows (R, H) of forward()'s result: fp32, or fp64 for an fp64 model; `out` if given.
+        """(R, vocab), from rows (R, H) of forward()'s result: fp32, or fp64 for an fp64 one; `out` if given.
 
         The product's sums are fp32 anyway; rounding them to bf16, whose neighbours lie 0.125 apart from 16
         on, would make ties of the best tokens.
