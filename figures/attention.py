@@ -30,6 +30,7 @@ KEY_ROW_IN, KEY_COLUMN_IN, KEY_COLUMNS = 0.2, 1.62, 4
 STYLES = {
     "triton": SystemStyle("ours (Triton)", "#0072B2", (), "o"),
     "triton_fused": SystemStyle("ours, RoPE and write in", "#0072B2", (2.2, 1.2), "o", "none"),
+    "triton_invariant": SystemStyle("ours, batch-invariant", "#0072B2", (1, 1), "*", "none"),
     "sdpa_flash": SystemStyle("SDPA flash", "#D55E00", (5, 2), "s"),
     "sdpa_cudnn": SystemStyle("SDPA cuDNN", "#009E73", (5, 1.5, 1, 1.5), "^"),
     "flex": SystemStyle("FlexAttention", "#CC79A7", (1.2, 1.5), "D"),

@@ -73,6 +73,7 @@ def rotated_decode_attention(
     v_cache: torch.Tensor,
     heads: int,
     arrivals: torch.Tensor,
+    part_positions: int | None = None,
 ) -> torch.Tensor:
     """What rope_and_write and paged_attention do, for rows that are one item each.
 
@@ -80,13 +81,15 @@ def rotated_decode_attention(
     rope_table. positions, kv_slots, slots: (T,) int64. items: (T, 2) int32, row and 1, or number 0 for a row
     of padding: its result is zeros, and it writes nothing. block_table: (sequence slots, blocks) int64.
     k_cache, v_cache: (cache slots, kv_heads, D), written in place. arrivals: at least T·kv_heads int32 zeros,
-    zeros again afterwards. Returns (T, heads, D). All tensors must be contiguous, and on a GPU, or
-    interpreted.
+    zeros again afterwards. part_positions: cut histories into parts of so many positions, a multiple of 128,
+    with the same tiles whatever the batch: a row's result then has the same bits in any company. Returns
+    (T, heads, D). All tensors must be contiguous, and on a GPU, or interpreted.
     """
     rows = qkv.shape[0]
     kv_heads, dim = k_cache.shape[1:]
     table_width = block_table.shape[1]
-    parts = splits(rows, kv_heads, table_width * block_size)
+    longest = table_width * block_size
+    parts = -(-longest // part_positions) if part_positions else splits(rows, kv_heads, longest)
     group = heads // kv_heads
     out = torch.empty(rows, heads, dim, dtype=qkv.dtype, device=qkv.device)
     partial, weight = out, out
@@ -95,14 +98,14 @@ def rotated_decode_attention(
         partial = torch.empty(rows, heads, parts, dim, dtype=sums, device=qkv.device)
         weight = torch.empty(rows, heads, parts, dtype=sums, device=qkv.device)
     dim_block = max(16, triton.next_power_of_2(dim))
-    tile = tiles(rows * kv_heads * parts, group, dim_block, qkv.itemsize)
+    tile = tiles(_MANY if part_positions else rows * kv_heads * parts, group, dim_block, qkv.itemsize)
     _decode_kernel[rows, kv_heads, parts](
         qkv, cos, sin, positions, kv_slots, slots, items, block_table, k_cache, v_cache, out, partial, weight,
         arrivals, table_width,
         SCALE=math.log2(math.e) / math.sqrt(dim), BLOCK_SIZE=block_size, KV_HEADS=kv_heads, GROUP=group,
         DIM=dim, BLOCK_M=max(_FEWEST_TILE_ROWS, triton.next_power_of_2(group)) if tile.product else 1,
-        BLOCK_N=tile.positions, BLOCK_D=dim_block, PARTS=parts, WIDE=wide_type(qkv.dtype),
-        STAGES=tile.stages, num_warps=tile.warps, **early_launch(qkv),
+        BLOCK_N=tile.positions, BLOCK_D=dim_block, PARTS=parts, PART_POSITIONS=part_positions or 0,
+        WIDE=wide_type(qkv.dtype), STAGES=tile.stages, num_warps=tile.warps, **early_launch(qkv),
     )  # fmt: skip
     return out
 
@@ -151,6 +154,7 @@ def _decode_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     PARTS: tl.constexpr,
+    PART_POSITIONS: tl.constexpr,
     WIDE: tl.constexpr,
     EARLY: tl.constexpr,
     STAGES: tl.constexpr,
@@ -176,7 +180,9 @@ def _decode_kernel(
     table_row = block_table + tl.load(slots + row) * table_width
     kv_slot = tl.load(kv_slots + row)
     tiles = tl.cdiv(history, BLOCK_N)
-    part_length = tl.cdiv(tiles, PARTS) * BLOCK_N
+    part_length = PART_POSITIONS
+    if PART_POSITIONS == 0:
+        part_length = tl.cdiv(tiles, PARTS) * BLOCK_N
     used = tl.maximum(1, tl.cdiv(tiles * BLOCK_N, tl.maximum(part_length, 1)))
     if EARLY:
         gdc_wait()

@@ -185,15 +185,21 @@ def paged_attention_triton(
     positions: torch.Tensor,
     items: torch.Tensor,
     longest_item: int,
+    part_positions: int | None = None,
 ) -> torch.Tensor:
-    """All tensors must be contiguous."""
+    """All tensors must be contiguous. part_positions: cut histories into parts of so many positions, a
+    multiple of 128, not into as many as fill the GPU: a row's result then has the same bits in any company.
+    """
     rows, heads, dim = query.shape
     kv_heads = k_cache.shape[1]
     block_m = tile_rows(heads // kv_heads, longest_item, query.itemsize)
     row_tiles = triton.cdiv(longest_item, block_m * kv_heads // heads)
     tiles = items.shape[0] * row_tiles
     table_width = block_table.shape[1]
-    splits = kv_splits(tiles * kv_heads, table_width * block_size)
+    longest = table_width * block_size
+    splits = kv_splits(tiles * kv_heads, longest)
+    if part_positions:
+        splits = triton.next_power_of_2(-(-longest // part_positions))
     dim_block = max(16, triton.next_power_of_2(dim))
     wide = wide_type(query.dtype)
     out = torch.zeros_like(query)
@@ -207,7 +213,8 @@ def paged_attention_triton(
         table_width, row_tiles,
         SCALE=math.log2(math.e) / math.sqrt(dim), BLOCK_SIZE=block_size, KV_HEADS=kv_heads,
         GROUP=heads // kv_heads, DIM=dim, BLOCK_M=block_m, BLOCK_N=tile_positions(dim_block, query.itemsize),
-        BLOCK_D=dim_block, SPLIT=splits > 1, WIDE=wide, num_warps=_WARPS, num_stages=pipeline_stages(block_m),
+        BLOCK_D=dim_block, SPLIT=splits > 1, PART_POSITIONS=part_positions or 0, WIDE=wide,
+        num_warps=_WARPS, num_stages=pipeline_stages(block_m),
     )  # fmt: skip
     if splits > 1:
         _combine_kernel[items.shape[0] * longest_item, heads](
@@ -243,6 +250,7 @@ def _attention_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     SPLIT: tl.constexpr,
+    PART_POSITIONS: tl.constexpr,
     WIDE: tl.constexpr,
 ):
     """One program: one tile of an item's rows, one KV head, one part of the history; online softmax.
@@ -274,7 +282,9 @@ def _attention_kernel(
     q = tl.load(query + query_place, mask=query_mask, other=0)
 
     length = start + number
-    part = tl.cdiv(tl.cdiv(length, BLOCK_N), tl.num_programs(2)) * BLOCK_N
+    part = PART_POSITIONS
+    if PART_POSITIONS == 0:
+        part = tl.cdiv(tl.cdiv(length, BLOCK_N), tl.num_programs(2)) * BLOCK_N
     begin = tl.program_id(2) * part
     end = tl.minimum(length, begin + part)
     best = tl.full((BLOCK_M,), float("-inf"), WIDE)

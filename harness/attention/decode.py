@@ -15,7 +15,10 @@ from harness.attention.accuracy import Truth, truth_of
 from harness.attention.formulas import Shape
 from harness.attention.timing import Operation
 
+# Parts of a history where a row's bits must not depend on its batch: long enough that most take one.
+INVARIANT_PART = 1024
 PAGED = {"triton": paged_attention_triton, "reference": paged_attention_reference}
+FUSED = {"triton_fused": None, "triton_invariant": INVARIANT_PART}
 
 
 @dataclass(frozen=True)
@@ -45,10 +48,10 @@ class Cache:
         return self.block_table[:, last // self.block_size] * self.block_size + last % self.block_size
 
     def step(self, impl: str) -> Operation:
-        """Attention of all queries, each an item of one row; triton_fused rotates and writes as well."""
+        """Attention of all queries, each an item of one row; the fused steps rotate and write as well."""
         slots = torch.arange(self.shape.batch, device=self.query.device)
-        if impl == "triton_fused":
-            return self._fused_step(slots)
+        if impl in FUSED:
+            return self._fused_step(slots, FUSED[impl])
         return Operation(
             lambda _: PAGED[impl](
                 self.query, self.keys, self.values, self.block_table, self.block_size, slots, self.positions,
@@ -56,14 +59,14 @@ class Cache:
             )
         )  # fmt: skip
 
-    def _fused_step(self, slots: Tensor) -> Operation:
+    def _fused_step(self, slots: Tensor, part_positions: int | None) -> Operation:
         kv_slots = self.last_slots
         rows = self.shape.batch * self.shape.kv_heads
         arrivals = torch.zeros(rows, dtype=torch.int32, device=self.query.device)
         return Operation(
             lambda _: rotated_decode_attention(
                 self.qkv, self.cos, self.sin, self.positions, kv_slots, slots, self.items, self.block_table,
-                self.block_size, self.keys, self.values, self.shape.heads, arrivals,
+                self.block_size, self.keys, self.values, self.shape.heads, arrivals, part_positions,
             )
         )  # fmt: skip
 

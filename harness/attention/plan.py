@@ -18,14 +18,15 @@ from harness.store import sha256_of
 
 STAGE_FILE = STAGES / "kernels" / "attention.toml"
 ImplementationName = Literal[
-    "triton", "triton_fused", "sdpa_flash", "sdpa_cudnn", "flex", "varlen", "compiled_naive", "naive",
-    "reference",
+    "triton", "triton_fused", "triton_invariant", "sdpa_flash", "sdpa_cudnn", "flex", "varlen",
+    "compiled_naive", "naive", "reference",
 ]  # fmt: skip
-"""triton: our kernels; triton_fused: our decode step with rotation and KV write; reference: plain PyTorch of
-engine/kernels; varlen: torch.nn.attention.varlen."""
+"""triton: our kernels; triton_fused: our decode step with rotation and KV write; triton_invariant: the same,
+with bits that no batch mate changes; reference: plain PyTorch of engine/kernels; varlen: torch.nn.attention's
+own."""
 IMPLEMENTATIONS = get_args(ImplementationName)
-OURS = ("triton", "triton_fused")
-DECODING = ("triton", "triton_fused", "reference")
+OURS = ("triton", "triton_fused", "triton_invariant")
+DECODING = (*OURS, "reference")
 Positive = Annotated[int, Field(ge=1)]
 
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from engine.kernels import decode_attention
 from engine.kernels.decode_attention import Tiles, rotated_decode_attention, splits, tiles
 from engine.kernels.rope import rope_and_write_reference
 from tests.engine.kernels.measured import Place, assert_as_exact, take_turns
@@ -64,7 +65,7 @@ def check(place: Place, heads: Heads, sequences: list[Sequence], table_width: in
 
 
 HEADS = [Heads(3, 3, 64), Heads(6, 2, 64), Heads(4, 1, 128), Heads(8, 1, 80), Heads(2, 2, 80)]
-LONG_HEADS = [Heads(2, 2, 64), Heads(3, 1, 64)]
+LONG_HEADS = [Heads(3, 1, 64), Heads(2, 2, 64)]
 
 
 @pytest.mark.parametrize("heads", HEADS)
@@ -79,6 +80,34 @@ def test_long_histories_are_split_and_combined(place: Place, heads: Heads) -> No
     sequences = [Sequence(1025, 1), Sequence(0, 1), Sequence(70, 1), Sequence(448, 1)]
     assert splits(len(sequences) + PAD_ROWS, heads.kv_heads, 256 * 16) == 16
     check(place, heads, sequences, table_width=256)
+
+
+def first_row(place: Place, made: Step, qkv: torch.Tensor, rows: int, part: int | None) -> torch.Tensor:
+    """The first of so many rows' result; each has its own sequence."""
+    table_width, heads = made.block_table.shape[1], LONG_HEADS[0]
+    angles = torch.linspace(0, 3, table_width * 16 * heads.dim, dtype=torch.float64).view(-1, heads.dim)
+    cos, sin = (f(angles).to(place.device, place.dtype) for f in (torch.cos, torch.sin))
+    own = made.block_table[made.slots, made.positions // 16] * 16 + made.positions % 16
+    arrivals = torch.zeros(rows * heads.kv_heads, dtype=torch.int32, device=place.device)
+    out = rotated_decode_attention(
+        qkv[:rows], cos, sin, made.positions[:rows], own[:rows], made.slots[:rows], made.items[:rows],
+        made.block_table, 16, made.k_cache.clone(), made.v_cache.clone(), heads.heads, arrivals, part,
+    )  # fmt: skip
+    return out[0]
+
+
+def test_fixed_parts_give_a_row_the_same_bits_in_any_company(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decode_attention, "_MANY", 16)  # few rows then change the number of parts
+    heads, rows = LONG_HEADS[0], 8
+    made = decode_step(place, heads, [Sequence(700, 1)] + [Sequence(1, 1)] * (rows - 1), table_width=64)
+    qkv = place.normal(rows, (heads.heads + 2 * heads.kv_heads) * heads.dim)
+    alone, together = (first_row(place, made, qkv, count, part=256) for count in (1, rows))
+    assert torch.equal(alone, together)
+    if place.dtype.itemsize > 2:  # roundings to 16 bits hide most of what the order of sums does
+        alone, together = (first_row(place, made, qkv, count, part=None) for count in (1, rows))
+        assert not torch.equal(alone, together)
 
 
 def test_one_part_where_programs_are_many() -> None:

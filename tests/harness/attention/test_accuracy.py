@@ -93,13 +93,14 @@ def test_a_decode_step_is_compared_with_its_own_history():
 
 
 @pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
-def test_the_fused_step_rotates_and_writes_what_the_others_find_in_the_cache():
+@pytest.mark.parametrize("impl", ["triton_fused", "triton_invariant"])
+def test_the_fused_step_rotates_and_writes_what_the_others_find_in_the_cache(impl):
     shape = Shape(causal=False, head_dim=16, heads=4, kv_heads=2, seq=37, batch=3)
     cache = random_cache(shape, 8, torch.float32, "cpu", 5)
     exact, keys, values = cache.truth(), cache.keys.clone(), cache.values.clone()
     cache.keys[cache.last_slots] = cache.values[cache.last_slots] = float("nan")
     with _interpreted():
-        out = cache.step("triton_fused").run(None)
+        out = cache.step(impl).run(None)
     assert exact.error(cache.cut(out)).own < 1e-5
     torch.testing.assert_close(cache.keys, keys)
     torch.testing.assert_close(cache.values, values)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from harness.attention.formulas import Shape
-from harness.attention.plan import STAGE_FILE, Cell, Timing, interleaved, load_attention_stage
+from harness.attention.plan import OURS, STAGE_FILE, Cell, Timing, interleaved, load_attention_stage
 from harness.errors import BadInput
 
 PLAN = load_attention_stage().on("cuda")
@@ -46,12 +46,10 @@ def test_a_name_stands_for_one_shape_and_no_cell_stands_twice():
 
 def test_the_fused_step_is_measured_wherever_the_other_is():
     decode = {(cell.case, cell.impl) for b in PLAN.blocks() for cell in b.cells if cell.direction == "decode"}
-    cases = {impl: {case for case, other in decode if other == impl} for impl in ("triton", "triton_fused")}
+    cases = {impl: {case for case, other in decode if other == impl} for impl in OURS}
     assert len(cases["triton"]) == 13
-    assert cases["triton_fused"] == cases["triton"]
-    assert not any(
-        c.impl == "triton_fused" for b in PLAN.blocks() for c in b.cells if c.direction != "decode"
-    )
+    assert all(cases[impl] == cases["triton"] for impl in OURS)
+    assert not any(c.impl in OURS[1:] for b in PLAN.blocks() for c in b.cells if c.direction != "decode")
 
 
 @pytest.mark.parametrize(("warm_ms", "samples"), [(0.5, 20), (8, 10), (500, 4), (0, 20)])
@@ -69,7 +67,7 @@ def test_long_runs_are_sampled_less_often(warm_ms, samples):
             "head_dims = [128, 64]",
             "sweep causal needs either hidden or",
         ),
-        ('["triton", "triton_fused", "reference"]\nonly', '["triton", "flex"]\nonly', "flex cannot decode"),
+        ('"triton_invariant", "reference"]\nonly', '"flex"]\nonly', "flex cannot decode"),
         ("least_samples = 4, ", "", "least_samples: Field required"),
     ],
 )

@@ -41,7 +41,7 @@ def test_report_shows_the_run_and_gives_it_to_programs(results: Path, capsys):
 
 def test_the_plan_names_every_cell(capsys):
     assert main(["plan", "attention", "--device", "cuda", "--json"]) == 0
-    assert len(json.loads(capsys.readouterr().out)["cells"]) == 291
+    assert len(json.loads(capsys.readouterr().out)["cells"]) == 304
 
 
 @pytest.mark.parametrize(
